@@ -54,8 +54,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
         if in_block {
             continue;
         }
-        let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect();
+        let heading_chars = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        let anchor: String = heading_chars.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect();
         let count = counts.entry(anchor.clone()).or_default();
         found.insert(if *count == 0 { anchor } else { format!("{anchor}-{count}") });
         *count += 1;

@@ -55,11 +55,11 @@ impl SuiteEngines {
         let give_up = Instant::now() + REMOVAL_TIMEOUT * slowness_factor();
         for engine in &self.running {
             loop {
-                let left = engine.run_client(&["ps", "--all", "--quiet"])?;
-                if left.trim().is_empty() {
+                let container_list = engine.run_client(&["ps", "--all", "--quiet"])?;
+                if container_list.trim().is_empty() {
                     break;
                 }
-                ensure!(Instant::now() < give_up, "containers are left: {left}");
+                ensure!(Instant::now() < give_up, "containers are left: {container_list}");
                 sleep(Duration::from_millis(100));
             }
         }

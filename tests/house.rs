@@ -251,31 +251,31 @@ fn rows_in_ways(rows: usize) -> Vec<(String, usize)> {
 #[test]
 fn a_cross_section_plays_each_row_once_and_each_way_as_often() {
     let turn = |task: &(String, usize)| Turn::One(task.0.clone());
-    let asked = |words: &[&str]| Wanted::of(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
-    let played = asked(&[]).narrowed(rows_in_ways(400), turn);
+    let parse_selection = |words: &[&str]| Wanted::of(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    let played = parse_selection(&[]).narrowed(rows_in_ways(400), turn);
     let rows: BTreeSet<&String> = played.iter().map(|(row, _)| row).collect();
     assert_eq!((played.len(), rows.len()), (400, 400));
     for way in 0..4 {
         let count = played.iter().filter(|task| task.1 == way).count();
         assert!((75..=125).contains(&count), "{count} of 400 rows in way {way}");
     }
-    assert_eq!(asked(&[]).narrowed(rows_in_ways(400), turn), played, "it changes from run to run");
-    let rare = asked(&[]).narrowed(rows_in_ways(400), |task| Turn::Rarely(task.0.clone(), 2));
+    assert_eq!(parse_selection(&[]).narrowed(rows_in_ways(400), turn), played, "it changes from run to run");
+    let rare = parse_selection(&[]).narrowed(rows_in_ways(400), |task| Turn::Rarely(task.0.clone(), 2));
     assert!((160..=240).contains(&rare.len()), "{} of 400 rows, which was to be half", rare.len());
     for words in [&["--all"][..], &["row-7", "--list"]] {
-        assert_eq!(asked(words).narrowed(rows_in_ways(9), turn).len(), 36, "{words:?}");
+        assert_eq!(parse_selection(words).narrowed(rows_in_ways(9), turn).len(), 36, "{words:?}");
     }
-    assert!(asked(&["--all"]).names("row/root/full") && asked(&["x,row/"]).names("row/root/full"));
-    assert!(!asked(&["other"]).names("row/root/full"));
+    assert!(parse_selection(&["--all"]).names("row/root/full") && parse_selection(&["x,row/"]).names("row/root/full"));
+    assert!(!parse_selection(&["other"]).names("row/root/full"));
     let each = |task: &(String, usize)| Turn::Each(task.0.clone());
-    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), each).len(), 36);
-    assert_eq!(asked(&["--share=3"]).narrowed(rows_in_ways(400), each).len(), 400, "each row once");
+    assert_eq!(parse_selection(&[]).narrowed(rows_in_ways(9), each).len(), 36);
+    assert_eq!(parse_selection(&["--share=3"]).narrowed(rows_in_ways(400), each).len(), 400, "each row once");
     let own = |task: &(String, usize)| Turn::Rarely(format!("{}/{}", task.0, task.1), 1);
-    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), own).len(), 36);
-    let third = asked(&["--share=3"]).narrowed(rows_in_ways(300), own).len();
+    assert_eq!(parse_selection(&[]).narrowed(rows_in_ways(9), own).len(), 36);
+    let third = parse_selection(&["--share=3"]).narrowed(rows_in_ways(300), own).len();
     assert!((340..=460).contains(&third), "{third} of 1200 tasks, which was to be a third");
-    let quarter = asked(&["--rows=4"]).narrowed(rows_in_ways(400), each).len();
+    let quarter = parse_selection(&["--rows=4"]).narrowed(rows_in_ways(400), each).len();
     assert!((70..=130).contains(&quarter), "{quarter} of 400 rows, which was to be a quarter");
-    let smaller = asked(&["--share=3", "--rows=4"]);
+    let smaller = parse_selection(&["--share=3", "--rows=4"]);
     assert_eq!(Wanted::of(&smaller.words()), smaller);
 }

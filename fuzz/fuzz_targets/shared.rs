@@ -18,7 +18,7 @@ pub fn context() -> CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),
-        neutralised: true,
+        sanitized: true,
     }
 }
 

@@ -207,7 +207,7 @@ fn modes_are_set_for_each_key_and_given_back() {
 /// What another program has left on the screen is undone by the question itself.
 #[test]
 fn a_question_undoes_what_another_program_has_left() {
-    let wanted =
+    let expected_sequences =
         ["\u{1b}[?2026l", "\u{1b}[?47l", "\u{1b}(B", "\u{1b}[r", ";1000;", ";2004;", "\u{1b}[>4m", "\u{1b}[J", "25h"];
     each_user(|world| {
         for level in LEVELS {
@@ -218,7 +218,7 @@ fn a_question_undoes_what_another_program_has_left() {
             let mut terminal = Terminal::start(world, &world.bare(&["bash", "-c", &script]));
             terminal.expect("[?] > ");
             let [set_right] = &terminal.set_right[..] else { panic!("{level}: {:?}", terminal.set_right) };
-            for sequence in wanted {
+            for sequence in expected_sequences {
                 assert!(set_right.contains(sequence), "{level}: {sequence:?} is not in {set_right:?}");
             }
             terminal.press("n");
@@ -269,8 +269,8 @@ fn what_hides_text_is_undone_before_a_question_and_done_again_after() {
             }
             terminal.expect("[?] > ");
             terminal.press("n");
-            for again in ["\u{1b}[?25l", "\u{1b}[?1049h", "\u{1b}(0", "code 2", "\u{1b}[?1049l"] {
-                terminal.expect(again);
+            for screen_text in ["\u{1b}[?25l", "\u{1b}[?1049h", "\u{1b}(0", "code 2", "\u{1b}[?1049l"] {
+                terminal.expect(screen_text);
             }
             ends(terminal, 0);
         }

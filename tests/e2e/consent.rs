@@ -11,7 +11,7 @@ use crate::world::{World, binary, each_user};
 
 const SCRIPT: &str = "echo x >> ~/outside";
 
-fn asked(world: &World, options: &[&str], script: &str) -> TestCommand {
+fn build_run_command(world: &World, options: &[&str], script: &str) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     let mut all = vec![program.as_str(), "run", "--workspace", &workspace];
@@ -35,7 +35,7 @@ fn outside(world: &World) -> Option<String> {
 fn yes_adds_exactly_that_grant() {
     each_user(|world| {
         let report = world.home().join("outcome.json").display().to_string();
-        let mut terminal = Terminal::start(world, &asked(world, &[&format!("--json={report}")], SCRIPT));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[&format!("--json={report}")], SCRIPT));
         let object = world.home().join("outside").display().to_string();
         terminal.expect(&object);
         terminal.expect("allow?");
@@ -51,11 +51,11 @@ fn yes_adds_exactly_that_grant() {
         assert_eq!(outcome["attempts"][0]["denials"][0]["resolution"], "granted");
         assert_eq!(outcome["approvals"][0]["by"], "terminal");
         // Once is once.
-        let again = Terminal::start(world, &asked(world, &[], SCRIPT));
-        let mut again = again;
-        again.expect("allow?");
-        again.press("n");
-        again.finish();
+        let second_terminal = Terminal::start(world, &build_run_command(world, &[], SCRIPT));
+        let mut second_terminal = second_terminal;
+        second_terminal.expect("allow?");
+        second_terminal.press("n");
+        second_terminal.finish();
         assert_eq!(outside(world).as_deref(), Some("x\n"));
     });
 }
@@ -66,7 +66,8 @@ fn no_leaves_the_exit_code_and_the_file_alone() {
         for (keys, status) in [("n", "exited"), ("N", "exited"), ("q", "aborted")] {
             let world = &World::new(world.account.user);
             let report = world.home().join("outcome.json").display().to_string();
-            let mut terminal = Terminal::start(world, &asked(world, &[&format!("--json={report}")], SCRIPT));
+            let mut terminal =
+                Terminal::start(world, &build_run_command(world, &[&format!("--json={report}")], SCRIPT));
             terminal.expect("allow?");
             terminal.press(keys);
             let (code, text) = terminal.finish();
@@ -94,7 +95,8 @@ fn what_governs_is_refused_and_not_asked_about() {
             for (object, is_asked) in [(&other, true), (&own, false)] {
                 // Not in the text of the command, which would be asked about by itself.
                 world.file("ws/write.sh", &format!("echo '# x' > {}\n", object.display()));
-                let mut terminal = Terminal::start(world, &asked(world, &["--level", level], "sh ./write.sh"));
+                let mut terminal =
+                    Terminal::start(world, &build_run_command(world, &["--level", level], "sh ./write.sh"));
                 if is_asked {
                     terminal.expect("allow?");
                     terminal.press("o");
@@ -105,10 +107,11 @@ fn what_governs_is_refused_and_not_asked_about() {
                 assert_eq!(object.exists(), is_asked, "{level}: {text}");
                 let _ = fs::remove_file(object);
                 // Where nobody can be asked, no grant is offered that would be refused.
-                let said = world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).combined_text();
-                assert!(said.contains("refused: "), "{level}: {said}");
-                assert_eq!(said.contains("hint: --request"), is_asked, "{level}: {said}");
-                assert_eq!(said.contains("is Stockade's own"), !is_asked, "{level}: {said}");
+                let refusal_text =
+                    world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).combined_text();
+                assert!(refusal_text.contains("refused: "), "{level}: {refusal_text}");
+                assert_eq!(refusal_text.contains("hint: --request"), is_asked, "{level}: {refusal_text}");
+                assert_eq!(refusal_text.contains("is Stockade's own"), !is_asked, "{level}: {refusal_text}");
             }
         }
     });
@@ -118,18 +121,18 @@ fn what_governs_is_refused_and_not_asked_about() {
 fn the_session_remembers() {
     each_user(|world| {
         let session = ["--session", "ses_work"];
-        let mut first = Terminal::start(world, &asked(world, &session, SCRIPT));
+        let mut first = Terminal::start(world, &build_run_command(world, &session, SCRIPT));
         first.expect("allow?");
         first.press("s");
         let (code, text) = first.finish();
         assert_eq!(code, 0, "{text}");
-        let second = Terminal::start(world, &asked(world, &session, SCRIPT));
+        let second = Terminal::start(world, &build_run_command(world, &session, SCRIPT));
         let (code, text) = second.finish();
         assert_eq!(code, 0, "{text}");
         assert!(!text.contains("allow?"), "asked again: {text}");
         assert_eq!(outside(world).as_deref(), Some("x\nx\n"));
         // Another session is another conversation.
-        let mut other = Terminal::start(world, &asked(world, &["--session", "ses_other"], SCRIPT));
+        let mut other = Terminal::start(world, &build_run_command(world, &["--session", "ses_other"], SCRIPT));
         other.expect("allow?");
         other.press("n");
         other.finish();
@@ -140,7 +143,7 @@ fn the_session_remembers() {
 #[test]
 fn keys_pressed_too_early_do_not_count() {
     each_user(|world| {
-        let mut terminal = Terminal::start(world, &asked(world, &[], "sleep 0.4; echo x >> ~/outside"));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], "sleep 0.4; echo x >> ~/outside"));
         terminal.press("oooo");
         terminal.expect("allow?");
         terminal.press("n");
@@ -153,7 +156,7 @@ fn keys_pressed_too_early_do_not_count() {
 fn what_is_shown_cannot_be_disguised() {
     each_user(|world| {
         let hidden = "echo x >> ~/outside #\u{202e}\u{1b}[2J\u{200b}";
-        let mut terminal = Terminal::start(world, &asked(world, &[], hidden));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], hidden));
         terminal.expect("allow?");
         terminal.press("n");
         let (_, text) = terminal.finish();
@@ -166,7 +169,7 @@ fn what_is_shown_cannot_be_disguised() {
 #[test]
 fn consent_never_removes_the_sandbox() {
     each_user(|world| {
-        let mut first = Terminal::start(world, &asked(world, &["--session", "ses_work"], SCRIPT));
+        let mut first = Terminal::start(world, &build_run_command(world, &["--session", "ses_work"], SCRIPT));
         first.expect("allow?");
         first.press("s");
         first.finish();
@@ -174,7 +177,7 @@ fn consent_never_removes_the_sandbox() {
         for options in [["--profile", "host"], ["--sandbox", "forbid"]] {
             let mut all = vec!["--session", "ses_work", "--mode", "never"];
             all.extend(options);
-            let output = world.run(&asked(world, &all, SCRIPT));
+            let output = world.run(&build_run_command(world, &all, SCRIPT));
             assert_eq!(output.ended, stockade_testkit::ProgramEnd::Code(126), "{}", output.combined_text());
             assert_eq!(outside(world), None);
         }
@@ -186,8 +189,8 @@ fn consent_never_removes_the_sandbox() {
 fn the_readme_shows_the_truth() {
     let world = World::new(*stockade_testkit::TestUser::available_users().last().unwrap());
     // The first run of all says more, once.
-    Terminal::start(&world, &asked(&world, &[], "true")).finish();
-    let mut terminal = Terminal::start(&world, &asked(&world, &[], SCRIPT));
+    Terminal::start(&world, &build_run_command(&world, &[], "true")).finish();
+    let mut terminal = Terminal::start(&world, &build_run_command(&world, &[], SCRIPT));
     // Paths are longer here, by whose home it is: no line may be folded for that.
     terminal.resize(40, 140);
     terminal.expect("allow?");
@@ -243,7 +246,7 @@ fn check_document(name: &str, content: &str) {
 fn the_built_in_policy_is_told_once() {
     const NOTICE: &str = "no policy is configured: the built-in one holds";
     each_user(|world| {
-        let run = || asked(world, &[], "true");
+        let run = || build_run_command(world, &[], "true");
         assert!(!world.run(&run()).combined_text().contains(NOTICE), "not into what a program reads");
         let (_, first) = Terminal::start(world, &run()).finish();
         let (_, second) = Terminal::start(world, &run()).finish();
@@ -252,7 +255,7 @@ fn the_built_in_policy_is_told_once() {
         world.dir("home/.config");
         world.dir("home/.config/stockade");
         world.file("home/.config/stockade/config.toml", "level = \"full\"\n");
-        let (_, configured) = Terminal::start(world, &asked(world, &[], "true")).finish();
+        let (_, configured) = Terminal::start(world, &build_run_command(world, &[], "true")).finish();
         assert!(!configured.contains(NOTICE), "{configured}");
     });
 }
@@ -294,7 +297,7 @@ fn always_writes_the_rule_that_was_shown() {
         assert!(code == 0 && !text.contains("allow?"), "{text}");
         assert_eq!(outside(world).as_deref(), Some(""));
         // The rule that was shown is about this command: another one is asked about.
-        let mut other = Terminal::start(world, &asked(world, &[], SCRIPT));
+        let mut other = Terminal::start(world, &build_run_command(world, &[], SCRIPT));
         other.expect("allow?");
         other.press("n");
         other.finish();
@@ -320,7 +323,7 @@ fn a_remembered_power_says_how_far_it_reaches() {
         terminal.press("r");
         let (code, text) = terminal.finish();
         assert_eq!(code, 0, "{text}");
-        let (code, text) = Terminal::start(world, &asked(world, &[], SCRIPT)).finish();
+        let (code, text) = Terminal::start(world, &build_run_command(world, &[], SCRIPT)).finish();
         assert!(code == 0 && !text.contains("allow?"), "{text}");
         assert_eq!(outside(world).as_deref(), Some("x\n"), "it does reach so far");
         let list = world.run(&world.bare(&[&binary(), "approvals", "list"]));
@@ -331,13 +334,13 @@ fn a_remembered_power_says_how_far_it_reaches() {
 
         // With a session, and in its scope.
         let world = &World::new(world.account.user);
-        let mut terminal = Terminal::start(world, &asked(world, &["--session", "ses_work"], SCRIPT));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &["--session", "ses_work"], SCRIPT));
         terminal.expect(&format!("reach    session and always are {REACH}"));
         terminal.expect("allow?");
         terminal.press("o");
         terminal.finish();
         // A yes to running a command is for that command, and says no more.
-        let mut terminal = Terminal::start(world, &asked(world, &["--mode", "untrusted"], "touch inside"));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &["--mode", "untrusted"], "touch inside"));
         terminal.expect("may this command run");
         terminal.expect("allow?");
         terminal.press("?");
@@ -431,7 +434,7 @@ fn what_is_guarded_is_never_remembered() {
 fn blanks_in_a_name_do_not_spread_a_question() {
     each_user(|world| {
         world.file("ws/write.sh", "echo x > \"$HOME/a$(printf '%200s' '')b\"\n");
-        let mut terminal = Terminal::start(world, &asked(world, &[], "sh ./write.sh 2>/dev/null"));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], "sh ./write.sh 2>/dev/null"));
         terminal.expect("a\\u{20}×200b");
         terminal.expect("allow?");
         terminal.press("n");
@@ -444,13 +447,13 @@ fn blanks_in_a_name_do_not_spread_a_question() {
 #[test]
 fn always_for_an_interpreter_writes_no_rule() {
     each_user(|world| {
-        let mut terminal = Terminal::start(world, &asked(world, &[], SCRIPT));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], SCRIPT));
         terminal.expect("allow?");
         terminal.press("a");
         let (code, text) = terminal.finish();
         assert!(code == 0 && !text.contains("[w]rite") && !text.contains("as a rule"), "{text}");
         assert!(!world.home().join(".config/stockade/config.toml").exists());
-        let (code, text) = Terminal::start(world, &asked(world, &[], SCRIPT)).finish();
+        let (code, text) = Terminal::start(world, &build_run_command(world, &[], SCRIPT)).finish();
         assert!(code == 0 && !text.contains("allow?"), "{text}");
         assert_eq!(outside(world).as_deref(), Some("x\nx\n"));
     });

@@ -47,8 +47,9 @@ impl Desk {
         assert_eq!(output.ended, ProgramEnd::Code(125), "{arguments:?}\n{}", output.combined_text());
         assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
         if let Some(hint) = hint {
-            let said = output.stderr.lines().find_map(|line| line.trim().strip_prefix("hint: ")).unwrap_or_default();
-            assert!(said.contains(hint), "{arguments:?}\n{}", output.stderr);
+            let hint_text =
+                output.stderr.lines().find_map(|line| line.trim().strip_prefix("hint: ")).unwrap_or_default();
+            assert!(hint_text.contains(hint), "{arguments:?}\n{}", output.stderr);
         }
     }
 
@@ -77,42 +78,42 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
     let engine =
         ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = engine.import_image(&root_archive(place.path())).unwrap();
-    let desk = Desk::of(&engine, variable);
-    says_what_is_missing(&desk, name, &image);
+    let client = Desk::of(&engine, variable);
+    says_what_is_missing(&client, name, &image);
 
-    let id = desk.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);
+    let id = client.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);
     let id = id.trim_end();
-    assert_eq!(desk.exec(id, "id -u; pwd; echo ~; echo made > file"), "0\n/workspace\n/home/agent\n");
-    reports_what_holds(&desk, id, name);
-    names_the_limit(&desk, id);
-    takes_and_gives_files(&desk, id);
+    assert_eq!(client.exec(id, "id -u; pwd; echo ~; echo made > file"), "0\n/workspace\n/home/agent\n");
+    reports_what_holds(&client, id, name);
+    names_the_limit(&client, id);
+    takes_and_gives_files(&client, id);
 
-    desk.done(&["pause", id]);
-    desk.refused(&["exec", "--mode", "never", id, "-c", "touch ran"], "is paused", Some("resume"));
-    desk.done(&["resume", id]);
-    assert_eq!(desk.exec(id, "ls; echo on"), "file\ngiven\non\n");
+    client.done(&["pause", id]);
+    client.refused(&["exec", "--mode", "never", id, "-c", "touch ran"], "is paused", Some("resume"));
+    client.done(&["resume", id]);
+    assert_eq!(client.exec(id, "ls; echo on"), "file\ngiven\non\n");
 
-    desk.done(&["destroy", id]);
-    desk.refused(&["exec", id, "--", "true"], "is destroyed", None);
+    client.done(&["destroy", id]);
+    client.refused(&["exec", id, "--", "true"], "is destroyed", None);
     assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
 }
 
-fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
+fn says_what_is_missing(client: &Desk, name: &str, image: &str) {
     let absent = format!("sha256:{}", "0".repeat(64));
-    desk.refused(&["create", "--backend", name, "--image", &absent], &absent, Some("load it"));
-    desk.refused(&["create", "--backend", name], "name an image", None);
-    let create = desk.command(&["create", "--backend", name, "--image", image]);
-    let output = desk.world.run(&create.env(desk.variable, "unix:///nowhere/socket"));
+    client.refused(&["create", "--backend", name, "--image", &absent], &absent, Some("load it"));
+    client.refused(&["create", "--backend", name], "name an image", None);
+    let create = client.command(&["create", "--backend", name, "--image", image]);
+    let output = client.world.run(&create.env(client.variable, "unix:///nowhere/socket"));
     assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
     assert!(output.stderr.contains("/nowhere/socket") && output.stderr.contains("hint: start it"), "{}", output.stderr);
-    assert_eq!(desk.done(&["list"]), "", "what could not be made is not listed");
+    assert_eq!(client.done(&["list"]), "", "what could not be made is not listed");
 }
 
 /// A refusal is exact, and the report says which layer does what.
-fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
-    let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
-    let outcome: Value =
-        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()));
+fn reports_what_holds(client: &Desk, id: &str, name: &str) {
+    let exec_output = client.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
+    let outcome: Value = serde_json::from_str(&exec_output.stdout)
+        .unwrap_or_else(|why| panic!("{why}: {}", exec_output.combined_text()));
     let attempt = &outcome["attempts"][0];
     assert_eq!(attempt["backend"], name, "{outcome:#}");
     assert_eq!(attempt["denials"][0]["grant"], "write /workspace/.bashrc", "{outcome:#}");
@@ -125,10 +126,10 @@ fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
 }
 
 /// The engine holds it, and the kernel tells nobody but the groups inside.
-fn names_the_limit(desk: &Desk, id: &str) {
+fn names_the_limit(client: &Desk, id: &str) {
     let outcome = |script: &str| -> Value {
-        let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", script]);
-        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()))
+        let exec_output = client.run(&["exec", "--mode", "never", "--json", id, "-c", script]);
+        serde_json::from_str(&exec_output.stdout).unwrap_or_else(|why| panic!("{why}: {}", exec_output.combined_text()))
     };
     let hungry = "python3 -c 'held = b\"x\" * (700 << 20)'";
     let ended = outcome(&format!("exec {hungry}"));
@@ -141,11 +142,11 @@ fn names_the_limit(desk: &Desk, id: &str) {
     assert_eq!(outcome("true")["attempts"][0]["denials"], serde_json::json!([]), "what was is not told again");
 }
 
-fn takes_and_gives_files(desk: &Desk, id: &str) {
-    let given = desk.world.file("ws/given", "from outside\n");
-    let back = desk.world.workspace().join("back");
-    desk.done(&["copy", given.to_str().unwrap(), &format!("{id}:given")]);
-    assert_eq!(desk.exec(id, "cat given"), "from outside\n");
-    desk.done(&["copy", &format!("{id}:file"), back.to_str().unwrap()]);
+fn takes_and_gives_files(client: &Desk, id: &str) {
+    let host_file = client.world.file("ws/given", "from outside\n");
+    let back = client.world.workspace().join("back");
+    client.done(&["copy", host_file.to_str().unwrap(), &format!("{id}:given")]);
+    assert_eq!(client.exec(id, "cat given"), "from outside\n");
+    client.done(&["copy", &format!("{id}:file"), back.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(back).unwrap(), "made\n");
 }

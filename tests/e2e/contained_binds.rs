@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestUser, small_image};
 
 use crate::life::place_of_engine;
-use crate::sandbox::kept;
+use crate::sandbox::sandbox_dir;
 use crate::world::{World, binary, each_user};
 
 /// The command line at one engine.
@@ -138,6 +138,6 @@ fn hides_what_is_hidden(at: &At<'_>) {
     let id = at.create(&["--copy", text, "--profile", "mine"]);
     let shown = at.shell(&id, look);
     assert!(shown.contains("text\n") && !shown.contains("credential\n"), "{shown}");
-    assert!(!kept(world, &id).join("workspace/secret").exists());
+    assert!(!sandbox_dir(world, &id).join("workspace/secret").exists());
     at.destroy(&id);
 }

@@ -140,11 +140,12 @@ fn restricted_holds_in_a_default_container() {
         assert!(!full.stdout.contains("ran"), "the command ran without its sandbox");
         assert!(full.stderr.contains("hint:"), "{}", full.stderr);
 
-        let lead = format!(
+        let command_prefix = format!(
             "echo text > ../out/canary; chmod 644 ../out/canary; cp /bin/true t; rm t; python3 -c \"{LISTENER}\" & while ! [ -e /tmp/ready ]; do sleep 0.05; done; before=$(stat -c '%a %u %Y %s' ../out/canary);"
         );
         let tail = "; [ \"$before\" = \"$(stat -c '%a %u %Y %s' ../out/canary)\" ] && [ \"$(ls ../out)\" = \"$(printf 'canary\\nsocket')\" ] && [ ! -e /tmp/reached ] && echo contained; exit 0";
-        let control = run(user, &format!("{lead} bash -c '{}' 2>/dev/null {tail}", ATTEMPTS.replace('\'', "'\\''")));
+        let control =
+            run(user, &format!("{command_prefix} bash -c '{}' 2>/dev/null {tail}", ATTEMPTS.replace('\'', "'\\''")));
         assert!(
             !control.stdout.contains("contained"),
             "the attempts do nothing even without a sandbox: {}",
@@ -153,7 +154,7 @@ fn restricted_holds_in_a_default_container() {
         let held = run(
             user,
             &format!(
-                "{lead} /sb/stockade run --mode never --level restricted -- bash -c '{}' 2>/dev/null {tail}",
+                "{command_prefix} /sb/stockade run --mode never --level restricted -- bash -c '{}' 2>/dev/null {tail}",
                 ATTEMPTS.replace('\'', "'\\''")
             ),
         );

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use stockade_testkit::{ProgramEnd, ProgramOutput};
 
-use crate::sandbox::{create, done, exec, kept, refused, stockade};
+use crate::sandbox::{create, done, exec, refused, sandbox_dir, stockade};
 use crate::world::{World, binary, each_user};
 
 /// What a command leaves in its workspace for the host to run or obey.
@@ -20,7 +20,7 @@ const PLANTED: &str = "set -e; mkdir repo; cd repo; echo content > file; \
 
 /// Leaves that in the workspace of a sandbox, as its commands could.
 fn plant(world: &World, id: &str) {
-    let script = format!("cd {}/workspace; {PLANTED}", kept(world, id).display());
+    let script = format!("cd {}/workspace; {PLANTED}", sandbox_dir(world, id).display());
     let made = world.run(&world.bare(&["sh", "-c", &script]));
     assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
 }
@@ -183,7 +183,7 @@ fn a_copy_in_takes_no_hidden_file_along() {
         let text = project.to_str().unwrap();
         // The control.
         let id = create(world, &["--copy", text]);
-        assert_eq!(planted(&kept(world, &id).join("workspace")).len(), 4);
+        assert_eq!(planted(&sandbox_dir(world, &id).join("workspace")).len(), 4);
         done(world, &["destroy", &id]);
 
         let made = stockade(world, &["create", "--copy", text, "--profile", "mine"]);
@@ -192,7 +192,7 @@ fn a_copy_in_takes_no_hidden_file_along() {
         for name in ["secret", "deep", "linked", "another-name"] {
             assert!(made.stderr.contains(&format!("left out: {name} ")), "{name}: {}", made.stderr);
         }
-        let own = kept(world, id);
+        let own = sandbox_dir(world, id);
         assert_eq!(planted(&own), [""; 0]);
         assert_eq!(fs::read_to_string(own.join("workspace/open")).unwrap(), "text\n");
         let credentials = credentials.to_str().unwrap();

@@ -73,21 +73,21 @@ fn programs_are_asked_about_by_name() {
         world.dir("home/.config/stockade");
         let rules = "[profiles.workspace.exec]\nask = [\"id\"]\ndeny = [\"uname -r\"]\n";
         world.file("home/.config/stockade/config.toml", rules);
-        let (asked, denied) = (world.workspace().join("asked"), world.workspace().join("denied"));
+        let (asked_file, denied_file) = (world.workspace().join("asked"), world.workspace().join("denied"));
         let holds = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| !text.is_empty());
         let path = |name: &str| format!("/usr/bin/{name}");
         world.run(&world.bare(&["sh", "-c", line]));
-        assert!(holds(&asked) && holds(&denied), "without a sandbox both run");
+        assert!(holds(&asked_file) && holds(&denied_file), "without a sandbox both run");
         for level in ["full", "restricted"] {
             let found = denials(&world.outcome(&["--level", level], &["sh", "-c", line]));
             let expected = [("id", format!("exec {}", path("id"))), ("uname", String::new())]
                 .map(|(name, grant)| ("exec".to_owned(), path(name), grant));
             assert_eq!(found, expected, "{level}");
-            assert!(!holds(&asked) && !holds(&denied), "{level}");
+            assert!(!holds(&asked_file) && !holds(&denied_file), "{level}");
             world.outcome(&["--level", level, "--grant", "exec id"], &["sh", "-c", line]);
-            assert!(holds(&asked) && !holds(&denied), "{level}");
+            assert!(holds(&asked_file) && !holds(&denied_file), "{level}");
 
-            fs::write(&asked, "").unwrap();
+            fs::write(&asked_file, "").unwrap();
             let program = crate::world::binary();
             let command = world.bare(&[program.as_str(), "run", "--level", level, "--", "sh", "-c", line]);
             let mut terminal = crate::terminal::Terminal::start(world, &command);
@@ -95,7 +95,7 @@ fn programs_are_asked_about_by_name() {
             assert!(terminal.text.contains("exec /usr/bin/id"), "{}", terminal.text);
             terminal.press("o");
             let (code, text) = terminal.finish();
-            assert!(code == 0 && holds(&asked) && !holds(&denied), "{level} {code}: {text}");
+            assert!(code == 0 && holds(&asked_file) && !holds(&denied_file), "{level} {code}: {text}");
         }
     });
 }
@@ -211,7 +211,7 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
         let json = format!("--json={}", report.display());
         let text = format!("cat {}", key.display());
         let run = world.stockade(&["--mode", "never", &json], &["sh", "-c", &text]);
-        let told = |output: &ProgramOutput| -> (bool, bool) {
+        let read_layer_detail = |output: &ProgramOutput| -> (bool, bool) {
             assert!(!output.combined_text().contains("hunter2"), "{}", output.combined_text());
             let outcome: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
             let attempt = &outcome["attempts"][0];
@@ -221,12 +221,12 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
             assert!(!says || layer["state"] == "partial", "{layer}");
             (denials.iter().any(|denial| denial["object"] == key.display().to_string()), says)
         };
-        assert_eq!(told(&world.run(&run)), (true, false));
+        assert_eq!(read_layer_detail(&world.run(&run)), (true, false));
         if TestUser::available_users()[0] == TestUser::Root {
             let program = world.file("no_watches.py", include_str!("programs/no_watches.py")).display().to_string();
             let as_root = UserAccount::for_user(TestUser::Root).unwrap();
             let behind = ["/usr/bin/python3", &program, &world.account.uid.to_string()];
-            assert_eq!(told(&run_as(&as_root, &run.with_prefix(behind)).unwrap()), (false, true));
+            assert_eq!(read_layer_detail(&run_as(&as_root, &run.with_prefix(behind)).unwrap()), (false, true));
         }
     });
 }
@@ -277,11 +277,14 @@ fn no_hint_names_a_credential_or_a_part_of_the_system() {
         for level in ["full", "restricted"] {
             let mut advised = 0;
             for program in programs {
-                let said = world.run(&world.stockade(&["--level", level], &["sh", "-c", program])).stderr;
-                for line in said.lines().filter(|line| line.contains("hint: --")) {
-                    assert!(!NEVER_HINTED.iter().any(|part| line.contains(part)), "{level}: {program}: {line}\n{said}");
+                let error_text = world.run(&world.stockade(&["--level", level], &["sh", "-c", program])).stderr;
+                for line in error_text.lines().filter(|line| line.contains("hint: --")) {
+                    assert!(
+                        !NEVER_HINTED.iter().any(|part| line.contains(part)),
+                        "{level}: {program}: {line}\n{error_text}"
+                    );
                 }
-                advised += said.matches("hint: this concerns ").count();
+                advised += error_text.matches("hint: this concerns ").count();
             }
             // At `restricted` the kernel refuses an ordinary user most of it before the broker does.
             assert!(advised >= 1, "{level}: advice was given {advised} times");

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
-use crate::life::{marked, none_left};
+use crate::life::{assert_none_left, marked};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
@@ -49,7 +49,7 @@ pub fn eventually(what: &str, so: impl Fn() -> bool) {
 }
 
 /// What `ps --json` tells of it.
-pub fn told(world: &World, id: &str) -> Value {
+pub fn run_report(world: &World, id: &str) -> Value {
     let output = stockade(world, &["ps", "--all", "--json"]);
     let all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.into_iter()
@@ -95,7 +95,7 @@ fn a_detached_run_can_be_looked_at_and_waited_for() {
         let script = "echo out; echo err >&2; while [ ! -e go ]; do sleep 0.05; done; echo end; exit 7";
         let id = detach(world, &[], script);
         assert!(stockade(world, &["ps"]).stdout.starts_with(&format!("{id}  ")));
-        assert_eq!(told(world, &id)["state"], "running");
+        assert_eq!(run_report(world, &id)["state"], "running");
         eventually("nothing is printed", || stockade(world, &["logs", &id]).stdout == "out\n");
         let follow = world.bare(&[&binary(), "logs", "--follow", &id]);
         let following = RunningProgram::start(&world.account, &follow).unwrap();
@@ -125,14 +125,14 @@ fn the_end_of_the_terminal_does_not_end_it() {
             eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
             terminal.hang_up();
             if detached.is_empty() {
-                none_left(&marker);
+                assert_none_left(&marker);
                 continue;
             }
             let id = stockade(world, &["ps"]).stdout.split(' ').next().unwrap().to_owned();
-            assert_eq!(told(world, &id)["state"], "running");
+            assert_eq!(run_report(world, &id)["state"], "running");
             assert!(!marked(&format!("sleep\0{marker}")).is_empty());
             assert_eq!(stockade(world, &["kill", &id]).ended, ProgramEnd::Code(0));
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }
@@ -153,7 +153,7 @@ fn kill_ends_whatever_the_command_does_about_it() {
                 eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
                 let killed = stockade(world, &["kill", "--signal", signal, &id]);
                 assert_eq!(killed.ended, ProgramEnd::Code(0), "{script}: {}", killed.combined_text());
-                none_left(&marker);
+                assert_none_left(&marker);
                 assert_eq!(waited(world, &id), ProgramEnd::Code(code), "{script} at level {level}");
             }
         }
@@ -168,10 +168,10 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
             let script = format!("echo before; (setsid nohup sleep {marker} &); sleep {marker}");
             let id = detach(world, &["--level", level], &script);
             eventually("it prints nothing", || stockade(world, &["logs", &id]).stdout == "before\n");
-            let supervisor = i32::try_from(told(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
+            let supervisor = i32::try_from(run_report(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
             kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
-            none_left(&marker);
-            eventually("it still counts as running", || told(world, &id)["state"] == "lost");
+            assert_none_left(&marker);
+            eventually("it still counts as running", || run_report(world, &id)["state"] == "lost");
             assert!(stockade(world, &["ps", "--all"]).stdout.contains("  lost: its supervisor was killed  "));
             let waited = stockade(world, &["wait", &id]);
             assert_eq!(waited.ended, ProgramEnd::Code(125));
@@ -262,7 +262,7 @@ fn neither_what_runs_nor_another_user_reaches_it() {
             }
             assert_ne!(other.run(&other.bare(&ask)).ended, ProgramEnd::Code(0), "from another user");
         }
-        assert_eq!(told(world, &id)["state"], "running");
+        assert_eq!(run_report(world, &id)["state"], "running");
         // The control: the same from its owner.
         let own = world.run(&world.bare(&ask));
         assert_eq!(own.ended, ProgramEnd::Code(0), "{}", own.combined_text());

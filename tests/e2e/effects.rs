@@ -20,7 +20,7 @@ fn publisher(world: &World) -> PathBuf {
     world.workspace().join("published")
 }
 
-fn asked(world: &World, options: &[&str], command: &[&str]) -> TestCommand {
+fn build_run_command(world: &World, options: &[&str], command: &[&str]) -> TestCommand {
     let program = binary();
     let mut all = vec![program.as_str(), "run"];
     all.extend(options);
@@ -45,7 +45,7 @@ fn a_program_that_a_script_starts_is_asked_about_once() {
         ] {
             let world = &World::new(world.account.user);
             let trace = publisher(world);
-            let mut terminal = Terminal::start(world, &asked(world, options, &["sh", "./release.sh"]));
+            let mut terminal = Terminal::start(world, &build_run_command(world, options, &["sh", "./release.sh"]));
             terminal.expect("npm publish");
             terminal.expect("Publishes a package");
             terminal.expect("allow?");
@@ -70,7 +70,7 @@ fn where_nobody_may_be_asked_it_is_refused_and_the_rest_goes_on() {
         ] {
             let world = &World::new(world.account.user);
             let trace = publisher(world);
-            let command = asked(world, options, &["sh", "./release.sh"]);
+            let command = build_run_command(world, options, &["sh", "./release.sh"]);
             let text = match has_terminal {
                 true => Terminal::start(world, &command).finish().1,
                 false => world.run(&command).combined_text(),
@@ -87,7 +87,7 @@ fn where_nobody_may_be_asked_it_is_refused_and_the_rest_goes_on() {
 fn what_the_text_shows_is_asked_about_once() {
     each_user(|world| {
         let trace = publisher(world);
-        let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "-c", "./bin/npm publish"]));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], &["sh", "-c", "./bin/npm publish"]));
         terminal.expect("may this command run");
         terminal.expect("allow?");
         terminal.press("o");
@@ -100,7 +100,8 @@ fn what_the_text_shows_is_asked_about_once() {
 fn nobody_agrees_beforehand() {
     each_user(|world| {
         for option in ["--grant", "--request"] {
-            let text = world.run(&asked(world, &[option, "effect publishes by npm"], &["true"])).combined_text();
+            let text =
+                world.run(&build_run_command(world, &[option, "effect publishes by npm"], &["true"])).combined_text();
             assert!(text.contains("is agreed to when it is asked about"), "{text}");
         }
     });
@@ -114,7 +115,8 @@ fn a_hook_is_asked_about_once() {
             let made = world.run(&world.bare(&["git", "init", "-q", "."]));
             assert!(made.combined_text().is_empty(), "{}", made.combined_text());
             let script = "echo 'exit 0' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit";
-            let mut terminal = Terminal::start(world, &asked(world, &["--level", level], &["sh", "-c", script]));
+            let mut terminal =
+                Terminal::start(world, &build_run_command(world, &["--level", level], &["sh", "-c", script]));
             terminal.expect("Writes a file that runs or configures programs later");
             terminal.expect("allow?");
             terminal.press(key);
@@ -133,7 +135,7 @@ fn a_program_that_git_is_told_to_start_is_asked_about_once() {
             let world = &World::new(world.account.user);
             let made = world.run(&world.bare(&["git", "init", "-q", "."]));
             assert!(made.combined_text().is_empty(), "{}", made.combined_text());
-            let command = asked(world, &[], &["git", "config", "core.editor", "./x"]);
+            let command = build_run_command(world, &[], &["git", "config", "core.editor", "./x"]);
             let mut terminal = Terminal::start(world, &command);
             terminal.expect("Sets a program that git starts");
             terminal.expect("allow?");

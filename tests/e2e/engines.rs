@@ -67,11 +67,11 @@ fn killed_at_work(engine: &mut ContainerEngine, create: &[&str]) {
     wait_until("all count", || fleet.iter().all(|(_, client)| last(&client.stdout_so_far()) > 3));
     engine.kill_and_restart().unwrap();
     for (id, client) in fleet {
-        let heard = last(&client.stdout_so_far());
+        let last_printed = last(&client.stdout_so_far());
         let log = at.done(&["exec", "--mode", "never", &id, "-c", "cat log"]).stdout;
-        let said: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
-        assert_eq!(said, (1..=said.len() as u64).collect::<Vec<_>>(), "{id}");
-        assert!(last(&log) >= heard, "{id} lost what it said");
+        let log_numbers: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(log_numbers, (1..=log_numbers.len() as u64).collect::<Vec<_>>(), "{id}");
+        assert!(last(&log) >= last_printed, "{id} lost what it said");
         // It ended with the engine, or goes on if that let it.
         let _ = client.send_signal(Signal::TERM);
         assert_ne!(client.wait_for_end().unwrap().ended, ProgramEnd::Code(0));

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use stockade_testkit::{ProgramEnd, RunningProgram, TestCommand};
 
-use crate::kept::{keeper, keepers, kill, mark, wait_until};
-use crate::life::{descendants, marked, names, none_left};
-use crate::sandbox::{create, done, exec, kept, stockade};
+use crate::kept::{kill, mark, supervisor, supervisors, wait_until};
+use crate::life::{assert_none_left, descendants, marked, names};
+use crate::sandbox::{create, done, exec, sandbox_dir, stockade};
 use crate::world::{World, binary, one_user};
 
 const SANDBOXES: usize = 50;
@@ -26,7 +26,7 @@ const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> log || exit; echo $
 /// One of them, at work.
 struct AtWork {
     id: String,
-    keeper: u32,
+    supervisor: u32,
     /// Where the kernel has its control groups.
     groups: Vec<PathBuf>,
     client: RunningProgram,
@@ -38,12 +38,12 @@ impl AtWork {
         exec(world, &id, &format!("(setsid sleep {stays} >/dev/null 2>&1 &); true"));
         let command = command(world, &["exec", "--mode", "never", &id, "-c", COUNT]);
         let client = RunningProgram::start(&world.account, &command).unwrap();
-        let keeper = keeper(world, &id);
-        let groups = descendants(keeper).into_iter().flat_map(groups_of).collect();
-        Self { id, keeper, groups, client }
+        let supervisor = supervisor(world, &id);
+        let groups = descendants(supervisor).into_iter().flat_map(groups_of).collect();
+        Self { id, supervisor, groups, client }
     }
 
-    fn heard(&self) -> u64 {
+    fn last_count(&self) -> u64 {
         last(&self.client.stdout_so_far())
     }
 }
@@ -91,12 +91,12 @@ fn fifty_at_work_survive_the_end_of_their_engines() {
             let begun: Vec<_> = (0..SANDBOXES).map(begin).collect();
             begun.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        wait_until("all count", || fleet.iter().all(|one| one.heard() > 3));
+        wait_until("all count", || fleet.iter().all(|one| one.last_count() > 3));
         let (doomed, spared) = fleet.split_at(SANDBOXES / 2);
-        doomed.iter().for_each(|one| kill(one.keeper));
+        doomed.iter().for_each(|one| kill(one.supervisor));
         fleet.iter().for_each(|one| one.client.send_signal(Signal::KILL).unwrap());
         cut_makings_off(world);
-        let heard: BTreeMap<&str, u64> = fleet.iter().map(|one| (one.id.as_str(), one.heard())).collect();
+        let last_count: BTreeMap<&str, u64> = fleet.iter().map(|one| (one.id.as_str(), one.last_count())).collect();
         wait_until("those of the killed keepers end", || marked(&stays).len() == spared.len());
 
         let listed = done(world, &["list"]);
@@ -105,10 +105,10 @@ fn fifty_at_work_survive_the_end_of_their_engines() {
             let log = exec(world, &one.id, "cat log");
             let whole: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
             assert_eq!(whole, (1..=whole.len() as u64).collect::<Vec<_>>(), "{}", one.id);
-            assert!(last(&log) >= heard[one.id.as_str()], "{} lost what it said", one.id);
+            assert!(last(&log) >= last_count[one.id.as_str()], "{} lost what it said", one.id);
         }
         for one in spared {
-            assert_eq!(keepers(world, &one.id), [one.keeper], "{} has another keeper", one.id);
+            assert_eq!(supervisors(world, &one.id), [one.supervisor], "{} has another keeper", one.id);
         }
         everything_goes(world, &stays, fleet);
     });
@@ -118,7 +118,7 @@ fn fifty_at_work_survive_the_end_of_their_engines() {
 fn everything_goes(world: &World, stays: &str, fleet: Vec<AtWork>) {
     let ids: Vec<&str> = fleet.iter().map(|one| one.id.as_str()).collect();
     done(world, &[&["destroy"], ids.as_slice()].concat());
-    none_left(stays);
+    assert_none_left(stays);
     let deadline = Instant::now() + Duration::from_secs(60);
     // What was cut off is whole, or removed by whoever looks next.
     loop {
@@ -131,18 +131,18 @@ fn everything_goes(world: &World, stays: &str, fleet: Vec<AtWork>) {
         stockade(world, &[&["destroy"], ids.as_slice()].concat());
     }
     for one in &fleet {
-        assert!(keepers(world, &one.id).is_empty() && !kept(world, &one.id).exists(), "{} is left", one.id);
+        assert!(supervisors(world, &one.id).is_empty() && !sandbox_dir(world, &one.id).exists(), "{} is left", one.id);
     }
     // Groups that nobody is left to take away go with the next starts.
-    while let Some(left) = fleet.iter().flat_map(|one| &one.groups).find(|group| group.exists()) {
-        assert!(Instant::now() < deadline, "{} is left", left.display());
+    while let Some(leftover) = fleet.iter().flat_map(|one| &one.groups).find(|group| group.exists()) {
+        assert!(Instant::now() < deadline, "{} is left", leftover.display());
         done(world, &["destroy", &create(world, &[])]);
     }
     // One that was cut off before it was known keeps its empty directory for a minute.
     let is_filled = |path: &PathBuf| names(path).iter().any(|name| name != "lock");
-    let places = fs::read_dir(kept(world, "")).unwrap().flatten().map(|entry| entry.path());
-    let left: Vec<PathBuf> = places.filter(|path| path.is_dir() && is_filled(path)).collect();
-    assert_eq!(left, Vec::<PathBuf>::new());
+    let places = fs::read_dir(sandbox_dir(world, "")).unwrap().flatten().map(|entry| entry.path());
+    let leftover: Vec<PathBuf> = places.filter(|path| path.is_dir() && is_filled(path)).collect();
+    assert_eq!(leftover, Vec::<PathBuf>::new());
     for one in fleet {
         let output = one.client.wait_for_end().unwrap();
         assert_ne!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());

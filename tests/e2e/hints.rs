@@ -147,14 +147,15 @@ fn serve(directory: PathBuf) -> u16 {
 
 fn answer(mut stream: TcpStream, directory: &Path) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut asked = String::new();
+    let mut request_line = String::new();
     let mut reader = BufReader::new(stream.try_clone()?);
-    reader.read_line(&mut asked)?;
+    reader.read_line(&mut request_line)?;
     let mut line = String::new();
     while reader.read_line(&mut line)? > 2 {
         line.clear();
     }
-    let path = asked.split(' ').nth(1).and_then(|path| path.split('?').next()).unwrap_or("/").trim_start_matches('/');
+    let path =
+        request_line.split(' ').nth(1).and_then(|path| path.split('?').next()).unwrap_or("/").trim_start_matches('/');
     let (state, body) = match fs::read(directory.join(path)) {
         Ok(body) => ("200 OK", body),
         Err(_) => ("404 Not Found", Vec::new()),

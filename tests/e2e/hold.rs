@@ -58,13 +58,18 @@ fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestComm
 /// It ended well, in one attempt, was asked `1..=most` times, and `once` holds
 /// one line: what every execution adds.
 #[track_caller]
-fn check(told: &Told, most: usize, once: &Path) {
-    assert_eq!(told.code, 0, "{}", told.text);
-    assert!((1..=most).contains(&told.questions), "{} questions:\n{}", told.questions, told.text);
-    assert_eq!(told.outcome["attempts"].as_array().unwrap().len(), 1, "it ran again:\n{}", told.text);
-    let waited = told.outcome["approvals"][0]["waited_ms"].as_u64().unwrap();
+fn check(result: &Told, most: usize, once: &Path) {
+    assert_eq!(result.code, 0, "{}", result.text);
+    assert!((1..=most).contains(&result.questions), "{} questions:\n{}", result.questions, result.text);
+    assert_eq!(result.outcome["attempts"].as_array().unwrap().len(), 1, "it ran again:\n{}", result.text);
+    let waited = result.outcome["approvals"][0]["waited_ms"].as_u64().unwrap();
     assert!(waited >= LATE.as_millis() as u64, "the first answer came after {waited} ms");
-    assert_eq!(fs::read_to_string(once).unwrap().lines().count(), 1, "executed more or less than once:\n{}", told.text);
+    assert_eq!(
+        fs::read_to_string(once).unwrap().lines().count(),
+        1,
+        "executed more or less than once:\n{}",
+        result.text
+    );
 }
 
 /// Everything beneath `path` belongs to the user of `world`.
@@ -100,10 +105,10 @@ fn pip(user: stockade_testkit::TestUser) {
     let made = world.run(&world.bare(&["/usr/bin/python3", "-m", "venv", "v"]));
     assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     let script = "v/bin/pip install -q --no-index --no-build-isolation --no-cache-dir --target ~/lib ./pkg";
-    let told = agreed(world, script, |command| command);
-    check(&told, 4, &world.workspace().join("built"));
+    let result = agreed(world, script, |command| command);
+    check(&result, 4, &world.workspace().join("built"));
     for n in 0..20 {
-        assert!(world.home().join(format!("lib/things/part{n}.py")).exists(), "part {n} was lost:\n{}", told.text);
+        assert!(world.home().join(format!("lib/things/part{n}.py")).exists(), "part {n} was lost:\n{}", result.text);
     }
 }
 
@@ -115,12 +120,12 @@ fn git(user: stockade_testkit::TestUser) {
     let made = world.run(&world.bare(&["sh", "-c", script]));
     assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
-    let told = agreed(world, &format!("cd repo && git config core.pager ./shown && {edit}"), |command| command);
-    check(&told, 2, &world.workspace().join("edits"));
+    let result = agreed(world, &format!("cd repo && git config core.pager ./shown && {edit}"), |command| command);
+    check(&result, 2, &world.workspace().join("edits"));
     let pager = world.run(&world.bare(&["git", "-C", "repo", "config", "core.pager"]));
-    assert_eq!(pager.stdout, "./shown\n", "{}", told.text);
+    assert_eq!(pager.stdout, "./shown\n", "{}", result.text);
     let log = world.run(&world.bare(&["git", "-C", "repo", "log", "--format=%s"]));
-    assert_eq!(log.stdout, "words\n", "{}", told.text);
+    assert_eq!(log.stdout, "words\n", "{}", result.text);
 }
 
 /// `cargo run` of what needs a crate that the cache holds but has not
@@ -143,9 +148,9 @@ fn cargo(user: stockade_testkit::TestUser) {
     }
     give(world, &cache);
     let prepare = |command| with_toolchain(command, &toolchain, world).env("CARGO_HOME", &cache);
-    let told = agreed(world, "cd app && cargo run --offline -q", prepare);
-    check(&told, 8, &world.workspace().join("built"));
-    assert!(told.text.lines().any(|line| line.trim() == "7"), "{}", told.text);
+    let result = agreed(world, "cd app && cargo run --offline -q", prepare);
+    check(&result, 8, &world.workspace().join("built"));
+    assert!(result.text.lines().any(|line| line.trim() == "7"), "{}", result.text);
 }
 
 /// `npm install`, whose cache and logs lie in the home directory, where nothing is a layer.
@@ -158,9 +163,9 @@ fn npm(user: stockade_testkit::TestUser) {
     let packed = world.run(&world.bare(&["sh", "-c", "cd dep && npm pack --silent --cache ../packing"]));
     assert_eq!(packed.ended, ProgramEnd::Code(0), "{}", packed.combined_text());
     let script = "cd app && npm install --offline --no-audit --no-fund --cache ~/packages ../dep/dep-1.0.0.tgz";
-    let told = agreed(world, script, |command| command);
-    check(&told, 8, &world.workspace().join("installed"));
-    assert!(world.workspace().join("app/node_modules/dep/package.json").exists(), "{}", told.text);
+    let result = agreed(world, script, |command| command);
+    check(&result, 8, &world.workspace().join("installed"));
+    assert!(world.workspace().join("app/node_modules/dep/package.json").exists(), "{}", result.text);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use stockade_testkit::{ProgramEnd, RunningProgram, few_or_all};
 
 use crate::caches::{cache, caches, furnish, scripted};
 use crate::kept::kill;
-use crate::life::{marked, none_left};
+use crate::life::{assert_none_left, marked};
 use crate::world::{World, binary, each_user, one_user};
 
 /// How long something may take on a loaded machine.
@@ -217,7 +217,7 @@ fn a_run_that_was_killed_leaves_no_old_name() {
         fs::rename(cache.join("old"), cache.join("new")).unwrap();
         let found = passes(world, "test ! -e ~/.npm/_cacache/old; cat ~/.npm/_cacache/new");
         assert_eq!(found, "old");
-        none_left("71.5");
+        assert_none_left("71.5");
     });
 }
 

@@ -10,8 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
-use crate::life::{marked, none_left};
-use crate::sandbox::{create, done, exec, kept, refused, stockade};
+use crate::life::{assert_none_left, marked};
+use crate::sandbox::{create, done, exec, refused, sandbox_dir, stockade};
 use crate::terminal::{Terminal, ends};
 use crate::world::{PATH, World, binary, each_user};
 
@@ -33,8 +33,8 @@ pub fn mark(number: u32) -> String {
 }
 
 /// The processes that keep a sandbox: each holds its directory.
-pub fn keepers(world: &World, id: &str) -> Vec<u32> {
-    let place = kept(world, id);
+pub fn supervisors(world: &World, id: &str) -> Vec<u32> {
+    let place = sandbox_dir(world, id);
     let holds = |pid: &u32| {
         let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == place)
@@ -43,10 +43,10 @@ pub fn keepers(world: &World, id: &str) -> Vec<u32> {
 }
 
 #[track_caller]
-pub fn keeper(world: &World, id: &str) -> u32 {
-    let keepers = keepers(world, id);
-    let [keeper] = keepers[..] else { panic!("not one keeper of {id}: {keepers:?}") };
-    keeper
+pub fn supervisor(world: &World, id: &str) -> u32 {
+    let supervisors = supervisors(world, id);
+    let [supervisor] = supervisors[..] else { panic!("not one keeper of {id}: {supervisors:?}") };
+    supervisor
 }
 
 /// Starts a command in a sandbox, and waits until it says that it is ready.
@@ -72,11 +72,11 @@ fn what_a_command_leaves_goes_on_until_the_sandbox_ends() {
         leave_behind(world, &id, &mark);
         assert_eq!(marked(&mark).len(), 1);
         assert_eq!(exec(world, &id, "echo $(ps -e -o args= | grep -c '^[s]leep')"), "1\n");
-        let first = keeper(world, &id);
-        assert_eq!((exec(world, &id, "echo again"), keeper(world, &id)), ("again\n".to_owned(), first));
+        let first = supervisor(world, &id);
+        assert_eq!((exec(world, &id, "echo again"), supervisor(world, &id)), ("again\n".to_owned(), first));
         done(world, &["destroy", &id]);
-        none_left(&mark);
-        assert!(keepers(world, &id).is_empty());
+        assert_none_left(&mark);
+        assert!(supervisors(world, &id).is_empty());
     });
 }
 
@@ -86,14 +86,14 @@ fn a_killed_client_takes_its_command_with_it_and_nothing_else() {
         let (id, stays, goes) = (create(world, &[]), mark(2), mark(3));
         leave_behind(world, &id, &stays);
         let client = running(world, &id, &format!("echo ready; sleep {goes}"));
-        let kept_by = keeper(world, &id);
+        let supervisor_pid = supervisor(world, &id);
         client.send_signal(Signal::KILL).unwrap();
         client.wait_for_end().unwrap();
-        none_left(&goes);
-        assert_eq!((marked(&stays).len(), keeper(world, &id)), (1, kept_by));
+        assert_none_left(&goes);
+        assert_eq!((marked(&stays).len(), supervisor(world, &id)), (1, supervisor_pid));
         assert_eq!(exec(world, &id, "echo on"), "on\n");
         done(world, &["destroy", &id]);
-        none_left(&stays);
+        assert_none_left(&stays);
     });
 }
 
@@ -104,11 +104,11 @@ fn a_killed_keeper_takes_all_with_it_and_the_next_command_says_so() {
         exec(world, &id, "echo kept > file");
         leave_behind(world, &id, &mark);
         let client = running(world, &id, &format!("echo ready; sleep {mark}"));
-        kill(keeper(world, &id));
+        kill(supervisor(world, &id));
         let output: ProgramOutput = client.wait_for_end().unwrap();
         assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
-        none_left(&mark);
-        wait_until("something of it runs", || keepers(world, &id).is_empty());
+        assert_none_left(&mark);
+        wait_until("something of it runs", || supervisors(world, &id).is_empty());
         let next = stockade(world, &["exec", "--mode", "never", &id, "-c", "cat file"]);
         assert_eq!((next.ended, next.stdout.as_str()), (ProgramEnd::Code(0), "kept\n"), "{}", next.combined_text());
         assert!(next.stderr.contains("its walls are new"), "{}", next.stderr);
@@ -126,8 +126,8 @@ fn destroying_ends_the_commands_that_run() {
         done(world, &["destroy", &id]);
         let output = client.wait_for_end().unwrap();
         assert_ne!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
-        none_left(&mark);
-        assert!(!kept(world, &id).exists() && keepers(world, &id).is_empty());
+        assert_none_left(&mark);
+        assert!(!sandbox_dir(world, &id).exists() && supervisors(world, &id).is_empty());
         refused(world, &["exec", &id, "--", "true"], "is destroyed");
     });
 }
@@ -138,8 +138,8 @@ fn one_whose_time_is_over_ends_though_nobody_looks() {
         for limit in ["--ttl", "--idle-timeout"] {
             let (id, mark) = (create(world, &[limit, "2s"]), mark(6));
             leave_behind(world, &id, &mark);
-            wait_until("it is still there", || !kept(world, &id).exists() && keepers(world, &id).is_empty());
-            none_left(&mark);
+            wait_until("it is still there", || !sandbox_dir(world, &id).exists() && supervisors(world, &id).is_empty());
+            assert_none_left(&mark);
             assert_eq!(done(world, &["list"]), "");
         }
     });
@@ -185,7 +185,7 @@ fn one_is_paused_by_one_command_and_let_go_on_by_another() {
     each_user(|world| {
         let id = create(world, &[]);
         exec(world, &id, "(setsid bash -c 'while true; do echo >> n; sleep 0.01; done' >/dev/null 2>&1 &); true");
-        let length = || fs::metadata(kept(world, &id).join("workspace/n")).map_or(0, |n| n.len());
+        let length = || fs::metadata(sandbox_dir(world, &id).join("workspace/n")).map_or(0, |n| n.len());
         wait_until("it does not count", || length() > 3);
         let paused = stockade(world, &["pause", &id]);
         if paused.stderr.contains("no control group can be had here") {
@@ -290,9 +290,9 @@ fn what_a_command_changed_in_a_clone_is_brought_back() {
         let run = ["run", "--mode", "never", "--repo", &url, "--diff", to.to_str().unwrap(), "-c", script];
         let output = stockade(world, &run);
         assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(4), ""), "{}", output.combined_text());
-        let told = fs::read_to_string(&to).unwrap();
+        let diff_text = fs::read_to_string(&to).unwrap();
         for line in ["-before", "+after", "+++ b/new", "+n"] {
-            assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
+            assert!(diff_text.lines().any(|diff_text| diff_text == line), "{line}:\n{diff_text}");
         }
         assert_eq!(done(world, &["list"]), "");
         server.send_signal(Signal::TERM).unwrap();

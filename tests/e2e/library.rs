@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command as Process, Stdio};
 
 use crate::detached::eventually;
-use crate::life::{descendants, marked, mounts, none_left};
+use crate::life::{assert_none_left, descendants, marked, mounts};
 use crate::session::leavings;
 use crate::world::{World, each_user, one_user};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,8 +21,8 @@ const SAYS_WITHIN: Timespec = Timespec { tv_sec: 150, tv_nsec: 0 };
 /// The program, told line by line what to do.
 struct Program {
     child: Child,
-    says: ChildStdin,
-    told: BufReader<ChildStdout>,
+    program_input: ChildStdin,
+    program_output: BufReader<ChildStdout>,
 }
 
 impl Program {
@@ -34,35 +34,36 @@ impl Program {
             process.uid(world.account.uid).gid(world.account.gid);
         }
         let mut child = process.spawn().unwrap();
-        let (says, told) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut program = Self { child, says, told };
+        let (program_input, program_output) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut program = Self { child, program_input, program_output };
         assert_eq!(program.hear(), "ready");
         program
     }
 
     /// The next line that is printed, by the program or by a command.
     fn hear(&mut self) -> String {
-        if self.told.buffer().is_empty() {
-            let mut told = [PollFd::new(self.told.get_ref(), PollFlags::IN)];
-            assert!(poll(&mut told, Some(&SAYS_WITHIN)).unwrap() > 0, "the program says nothing");
+        if self.program_output.buffer().is_empty() {
+            let mut program_output = [PollFd::new(self.program_output.get_ref(), PollFlags::IN)];
+            assert!(poll(&mut program_output, Some(&SAYS_WITHIN)).unwrap() > 0, "the program says nothing");
         }
         let mut line = String::new();
-        self.told.read_line(&mut line).unwrap();
+        self.program_output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
     fn say(&mut self, line: &str) {
-        self.says.write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.program_input.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     /// Runs this; what it prints, and then its exit code.
     fn run(&mut self, script: &str) -> Vec<String> {
         self.say(script);
-        let mut heard = vec![self.hear()];
-        while heard.last().is_some_and(|line| line.parse::<u8>().is_err() && !line.is_empty()) {
-            heard.push(self.hear());
+        let mut output_lines = vec![self.hear()];
+        while output_lines.last().is_some_and(|line| line.parse::<u8>().is_err() && !line.is_empty()) {
+            output_lines.push(self.hear());
         }
-        heard
+        output_lines
     }
 
     fn pid(&self) -> u32 {
@@ -75,7 +76,7 @@ impl Program {
     }
 
     fn end(mut self) {
-        drop(self.says);
+        drop(self.program_input);
         assert!(self.child.wait().unwrap().success());
     }
 }
@@ -192,7 +193,7 @@ fn side_by_side_and_ended_with_the_session() {
             for _ in 0..2 {
                 assert!(program.hear().starts_with("Lost"), "of level {level}");
             }
-            none_left(&marker);
+            assert_none_left(&marker);
             program.end();
         }
     });
@@ -210,13 +211,13 @@ fn kill_9_of_the_program_or_its_helper_leaves_nothing() {
                 eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
                 let all = descendants(program.pid());
                 kill_9(if kills_helper { program.helper() } else { program.pid() });
-                none_left(&marker);
+                assert_none_left(&marker);
                 if kills_helper {
                     program.say("true");
                     let lost = program.hear();
                     assert!(lost.contains("helper has ended"), "{lost}");
                 }
-                drop(program.says);
+                drop(program.program_input);
                 program.child.wait().unwrap();
                 eventually("a process is left", || !all.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()));
             }

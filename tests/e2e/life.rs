@@ -41,7 +41,7 @@ pub fn descendants(pid: u32) -> Vec<u32> {
 
 /// Waits until no process has `marker` in its arguments.
 #[track_caller]
-pub fn none_left(marker: &str) {
+pub fn assert_none_left(marker: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !marked(marker).is_empty() {
         assert!(Instant::now() < deadline, "still alive: {:?}", marked(marker));
@@ -86,10 +86,10 @@ fn kill_9_of_the_front_at_any_moment() {
                 sleep(Duration::from_micros(round * 500));
                 running.send_signal(Signal::KILL).unwrap();
                 assert_eq!(running.wait_for_end().unwrap().ended, ProgramEnd::Signal(9));
-                none_left(&marker);
+                assert_none_left(&marker);
             }
             assert_eq!(mounts(), mounts_before, "level {level} left a mount");
-            assert_eq!(left_in_temp(&temp_before), [""; 0], "level {level} left them in /tmp");
+            assert_eq!(list_temp_leftovers(&temp_before), [""; 0], "level {level} left them in /tmp");
             assert_eq!(names(&world.workspace()), workspace_before);
             let verified = world.run(&world.bare(&[&crate::world::binary(), "audit", "verify"]));
             assert_eq!(verified.ended, ProgramEnd::Code(0), "{}", verified.combined_text());
@@ -99,17 +99,17 @@ fn kill_9_of_the_front_at_any_moment() {
 
 /// What is new in `/tmp` and stays there: what is being used at the moment, by a
 /// run of another test, goes with that run.
-fn left_in_temp(before: &BTreeSet<String>) -> Vec<String> {
+fn list_temp_leftovers(before: &BTreeSet<String>) -> Vec<String> {
     let new = || -> BTreeSet<String> {
         names(Path::new("/tmp")).difference(before).filter(|name| name.contains("stockade")).cloned().collect()
     };
-    let mut left = new();
+    let mut leftovers = new();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !left.is_empty() && Instant::now() < deadline {
+    while !leftovers.is_empty() && Instant::now() < deadline {
         sleep(Duration::from_millis(50));
-        left = left.intersection(&new()).cloned().collect();
+        leftovers = leftovers.intersection(&new()).cloned().collect();
     }
-    left.into_iter().collect()
+    leftovers.into_iter().collect()
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn background_children_end_with_the_command() {
             let output = world.passes(&["--level", level], &["sh", "-c", &script]);
             assert_eq!(output.stdout, "done\n");
             assert!(!output.held_open, "a child still held the output at level {level}");
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }
@@ -145,7 +145,7 @@ fn an_interrupt_ends_the_tree() {
                 running.send_signal(signal).unwrap();
                 let output = running.wait_for_end().unwrap();
                 assert_eq!(output.ended, ProgramEnd::Code(code), "level {level}: {}", output.stderr);
-                none_left(&marker);
+                assert_none_left(&marker);
             }
         }
     });
@@ -172,7 +172,7 @@ fn kill_9_of_each_inner_process() {
             running.send_signal(Signal::TERM).ok();
             let output = running.wait_for_end().unwrap();
             assert_ne!(output.ended, ProgramEnd::TimedOut, "victim {victim}: {}", output.stderr);
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, RunningProgram, TestUser};
 
-use crate::life::none_left;
+use crate::life::assert_none_left;
 use crate::world::{World, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
@@ -42,8 +42,9 @@ fn the_outcome_and_the_record_name_the_limit() {
             let attempt = &outcome["attempts"][0];
             assert_eq!(attempt["stdout"], "before\n", "what was printed stays");
             let denial = &attempt["denials"][0];
-            let told = ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
-            assert_eq!(told, ["limit", "memory", "limits", "memory 200MiB"]);
+            let denial_fields =
+                ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
+            assert_eq!(denial_fields, ["limit", "memory", "limits", "memory 200MiB"]);
             let holder = attempt["enforced"]["layers"]["limits"]["detail"].as_str().unwrap();
             assert!(holder.contains("memory 100MiB: "), "{holder}");
             // A watch knows who took the most; the kernel tells nobody.
@@ -92,8 +93,9 @@ fn one_large_file_and_too_many_open_ones_are_named() {
             let attempt = &outcome["attempts"][0];
             assert_eq!(attempt["stdout"], "24\n", "EMFILE");
             let denial = &attempt["denials"][0];
-            let told = ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
-            assert_eq!(told, ["limit", "open_files", "limits", "open_files 200"], "{denial}");
+            let denial_fields =
+                ["operation", "object", "layer", "grant"].map(|key| denial[key].as_str().unwrap_or_default());
+            assert_eq!(denial_fields, ["limit", "open_files", "limits", "open_files 200"], "{denial}");
             assert!(denial["pid"].is_u64() && denial["program"].as_str().unwrap().contains("python"), "{denial}");
         }
     });
@@ -164,7 +166,7 @@ globals()[sys.argv[1]]()
 ";
 
 /// Bytes that the files in a directory take on the disk; they are removed.
-fn taken(directory: &Path) -> u64 {
+fn measure_and_remove(directory: &Path) -> u64 {
     let mut bytes = 0;
     for entry in fs::read_dir(directory).unwrap().flatten() {
         bytes += entry.metadata().unwrap().blocks() * 512;
@@ -183,12 +185,12 @@ fn little_more_is_on_the_disk_than_the_limit() {
         let reads = format!("read {fills}");
         for fill in ["one", "four", "many", "orphans", "reserved", "mapped", "stubborn"] {
             world.passes(&["--grant", &reads], &["python3", fills, fill]);
-            let unlimited = taken(&world.workspace());
+            let unlimited = measure_and_remove(&world.workspace());
             assert!(unlimited >= 195 * MIB, "{fill} fills {unlimited} bytes without the limit");
             for level in LEVELS {
                 let options = ["--grant", &reads, "--level", level, "--limit", "disk=10MiB"];
                 let outcome = world.outcome(&options, &["python3", fills, fill]);
-                let bytes = taken(&world.workspace());
+                let bytes = measure_and_remove(&world.workspace());
                 assert!(bytes <= 60 * MIB, "{level} {fill}: {bytes} bytes, {outcome}");
                 assert_eq!(outcome["status"], "limit", "{level} {fill}: {outcome}");
                 let attempt = &outcome["attempts"][0];
@@ -218,8 +220,8 @@ with open('hole', 'wb') as file:
             assert_eq!((&outcome["status"], &outcome["exit_code"]), (&"exited".into(), &1.into()), "{outcome}");
             let denials = outcome["attempts"][0]["denials"].as_array().unwrap();
             assert_eq!(denials.len(), 1, "{outcome}");
-            let told = ["operation", "object", "layer", "grant"].map(|key| denials[0][key].as_str().unwrap());
-            assert_eq!(told, ["limit", "disk", "limits", "disk 100MiB"], "{outcome}");
+            let denial_fields = ["operation", "object", "layer", "grant"].map(|key| denials[0][key].as_str().unwrap());
+            assert_eq!(denial_fields, ["limit", "disk", "limits", "disk 100MiB"], "{outcome}");
             assert!(outcome["attempts"][0]["stderr"].as_str().unwrap().contains("File too large"), "{outcome}");
             let more = world.outcome(&["--level", level, "--limit", "disk=200MiB"], &["python3", "-c", MAKES]);
             assert_eq!(more["exit_code"], 0, "{more}");
@@ -269,7 +271,7 @@ fn nothing_survives_a_limit() {
                 let outcome = world.outcome(&["--level", level, "--limit", limit], &["sh", "-c", &script]);
                 let expected = if kind == "cpu" { "limit" } else { "timed_out" };
                 assert_eq!(outcome["status"], expected, "{level} {kind}: {outcome}");
-                none_left(&marker);
+                assert_none_left(&marker);
             }
         }
     });
@@ -306,14 +308,14 @@ fn a_limit_that_nothing_holds_is_refused() {
 }
 
 /// Control groups of runs, and those of a front that is gone.
-fn groups_of(front: u32) -> Vec<PathBuf> {
+fn groups_of(supervisor_pid: u32) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut waiting = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = waiting.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                if name.starts_with("stockade.") && name.split('.').nth(2) == Some(&front.to_string()) {
+                if name.starts_with("stockade.") && name.split('.').nth(2) == Some(&supervisor_pid.to_string()) {
                     found.push(entry.path());
                 }
                 waiting.push(entry.path());
@@ -338,13 +340,13 @@ fn a_group_goes_with_its_run_and_after_a_crash_with_the_next() {
             assert!(Instant::now() < deadline, "it does not start");
             sleep(Duration::from_millis(10));
         }
-        let front = running.pid();
-        assert!(!groups_of(front).is_empty(), "no control group at level {level}");
+        let supervisor_pid = running.pid();
+        assert!(!groups_of(supervisor_pid).is_empty(), "no control group at level {level}");
         running.send_signal(Signal::KILL).unwrap();
         running.wait_for_end().unwrap();
-        none_left(&marker);
+        assert_none_left(&marker);
         let outcome: Value = world.outcome(&["--level", level], &["true"]);
         assert_eq!(outcome["status"], "exited");
-        assert_eq!(groups_of(front), Vec::<PathBuf>::new());
+        assert_eq!(groups_of(supervisor_pid), Vec::<PathBuf>::new());
     }
 }

@@ -18,7 +18,7 @@ fn says(output: &ProgramOutput, code: i32, texts: &[&str]) {
 }
 
 /// `stockade run` of a script in the workspace, asked about at a terminal.
-fn asked(world: &World, options: &[&str], argv: &[&str]) -> TestCommand {
+fn build_run_command(world: &World, options: &[&str], argv: &[&str]) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     world.bare(&[&[program.as_str(), "run", "--workspace", &workspace], options, &["--"], argv].concat())
@@ -65,7 +65,7 @@ fn a_granted_file_can_be_removed_and_replaced() {
         let shown = file.display().to_string();
         for answer in [Some("a"), None] {
             world.file("ws/main", "new");
-            let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "install.sh", &shown]));
+            let mut terminal = Terminal::start(world, &build_run_command(world, &[], &["sh", "install.sh", &shown]));
             if let Some(key) = answer {
                 terminal.expect("allow?");
                 terminal.press(key);
@@ -90,19 +90,20 @@ fn no_question_follows_a_history_or_work_that_is_done() {
             ("cat ~/.netrc; exit 0", 0, "refused: read "),
             (write.as_str(), 3, "refused: read "),
         ];
-        for (script, wanted, said) in quiet {
-            let (code, text) = Terminal::start(world, &asked(world, &[], &["sh", "-c", script])).finish();
-            assert_eq!(code, wanted, "{text}");
-            assert!(text.contains(said) && !text.contains("allow?"), "{text}");
+        for (script, expected_code, expected_text) in quiet {
+            let (code, text) = Terminal::start(world, &build_run_command(world, &[], &["sh", "-c", script])).finish();
+            assert_eq!(code, expected_code, "{text}");
+            assert!(text.contains(expected_text) && !text.contains("allow?"), "{text}");
         }
         // A command that failed without effects may run again; its code stays after a no.
-        let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "-c", credential]));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[], &["sh", "-c", credential]));
         terminal.expect("allow?");
         terminal.press("q");
         let (code, text) = terminal.finish();
         assert_eq!(code, 3, "{text}");
         // One that a person typed to does not.
-        let mut terminal = Terminal::start(world, &asked(world, &[], &["sh", "-c", "read x; cat ~/.netrc; exit 3"]));
+        let mut terminal =
+            Terminal::start(world, &build_run_command(world, &[], &["sh", "-c", "read x; cat ~/.netrc; exit 3"]));
         std::thread::sleep(std::time::Duration::from_millis(500));
         terminal.press("x\r");
         let (code, text) = terminal.finish();
@@ -128,8 +129,8 @@ fn a_hidden_file_of_the_workspace_is_never_taken_for_an_empty_one() {
         let grant = format!("write {}", world.workspace().join(".git").display());
         let commit = ["git", "-c", "user.name=u", "-c", "user.email=e@x", "commit", "-qam", "two"];
         says(&world.run(&world.stockade(&["--grant", &grant], &commit)), 128, &["Permission denied"]);
-        let kept = world.run(&world.bare(&["git", "show", "HEAD:.env"]));
-        assert_eq!(kept.stdout, "API=1\n", "{}", kept.combined_text());
+        let show_output = world.run(&world.bare(&["git", "show", "HEAD:.env"]));
+        assert_eq!(show_output.stdout, "API=1\n", "{}", show_output.combined_text());
 
         let copied = stockade(world, &["sandbox", "create", "--copy", "."]);
         says(&copied, 0, &["left out: .env (it is hidden from runs)"]);
@@ -142,14 +143,14 @@ fn a_hidden_file_of_the_workspace_is_never_taken_for_an_empty_one() {
 #[test]
 fn a_mistake_of_the_command_line_is_answered_by_its_own_command() {
     let world = World::new(stockade_testkit::TestUser::available_users()[0]);
-    for (line, said) in [
+    for (line, expected_text) in [
         (&["sandbox", "rm", "x"][..], "`stockade sandbox destroy` does that"),
         (&["approvals", "forget", "x"], "`stockade approvals revoke` does that"),
         (&["sandbox", "show", "bad"], "see stockade sandbox show --help"),
         (&["run", "--limit", "memory=1", "--", "true"], "at least memory=1MiB"),
         (&["audit", "query", "--type", "nonsense"], "the types are requested, "),
     ] {
-        says(&stockade(&world, line), 125, &[said]);
+        says(&stockade(&world, line), 125, &[expected_text]);
     }
     says(&stockade(&world, &["policy", "fmt"]), 0, &["no configuration of yours"]);
     world.file("home/.local", "no directory");
@@ -163,7 +164,7 @@ fn a_remembered_answer_is_told_as_one() {
             [("N", "refused: create ", "(you answered never on "), ("a", "(always)", "(remembered: always)")]
         {
             let world = &World::new(world.account.user);
-            let command = asked(world, &[], &["sh", "-c", "echo x >> ~/outside"]);
+            let command = build_run_command(world, &[], &["sh", "-c", "echo x >> ~/outside"]);
             let mut terminal = Terminal::start(world, &command);
             terminal.expect("allow?");
             terminal.press(key);

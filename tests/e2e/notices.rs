@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kept::{keeper, wait_until};
+use crate::kept::{supervisor, wait_until};
 use crate::review::{Endpoint, ok};
 use crate::sandbox::{create, done, exec, stockade};
 use crate::world::{World, each_user};
@@ -24,15 +24,15 @@ fn configure(world: &World, section: &str) {
 fn keeping(world: &World) -> (String, impl Fn() -> Vec<Value>) {
     let file = world.dir("heard").join("notices");
     let script = format!("cat >> {0}; echo >> {0}", file.display());
-    let heard = move || {
+    let read_notices = move || {
         let text = fs::read_to_string(&file).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     };
-    (format!("program = [\"/bin/sh\", \"-c\", \"{script}\"]"), heard)
+    (format!("program = [\"/bin/sh\", \"-c\", \"{script}\"]"), read_notices)
 }
 
-fn heard_of(heard: impl Fn() -> Vec<Value>, id: &str, what: &str) -> Option<String> {
-    let notice = heard().into_iter().find(|notice| notice["sandbox"] == id && notice["what"] == what)?;
+fn find_notice_reason(read_notices: impl Fn() -> Vec<Value>, id: &str, what: &str) -> Option<String> {
+    let notice = read_notices().into_iter().find(|notice| notice["sandbox"] == id && notice["what"] == what)?;
     assert_eq!(notice["schema"], "stockade.notice.v1");
     Some(notice["why"].as_str().unwrap().to_owned())
 }
@@ -40,29 +40,29 @@ fn heard_of(heard: impl Fn() -> Vec<Value>, id: &str, what: &str) -> Option<Stri
 #[test]
 fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
     each_user(|world| {
-        let (section, heard) = keeping(world);
+        let (section, read_notices) = keeping(world);
         configure(world, &section);
         let ended = create(world, &["--label", "task=7"]);
         done(world, &["destroy", &ended]);
-        assert_eq!(heard_of(&heard, &ended, "ended").as_deref(), Some("its user asked for it"));
-        assert_eq!(heard()[0]["labels"]["task"], "7");
+        assert_eq!(find_notice_reason(&read_notices, &ended, "ended").as_deref(), Some("its user asked for it"));
+        assert_eq!(read_notices()[0]["labels"]["task"], "7");
         // Nobody is there who would read the configuration again.
         let brief = create(world, &["--ttl", "1s"]);
-        wait_until("its end is not told", || heard_of(&heard, &brief, "ended").is_some());
-        assert_eq!(heard_of(&heard, &brief, "ended").as_deref(), Some("its time to live is over"));
+        wait_until("its end is not told", || find_notice_reason(&read_notices, &brief, "ended").is_some());
+        assert_eq!(find_notice_reason(&read_notices, &brief, "ended").as_deref(), Some("its time to live is over"));
         let limited = create(world, &["--limit", "memory=100MiB"]);
         // Written to, and there until somebody looks.
         let hungry = "import time; many = b'x' * (300 << 20); time.sleep(60)";
         let ran = stockade(world, &["exec", "--mode", "never", &limited, "--", "python3", "-c", hungry]);
-        let why = heard_of(&heard, &limited, "limit");
+        let why = find_notice_reason(&read_notices, &limited, "limit");
         assert!(why.is_some_and(|why| why.starts_with("memory: at most 100MiB")), "{}", ran.combined_text());
         let lost = create(world, &[]);
         exec(world, &lost, "true");
-        let threads = fs::read_dir(format!("/proc/{}/task", keeper(world, &lost))).unwrap().map(Result::unwrap);
+        let threads = fs::read_dir(format!("/proc/{}/task", supervisor(world, &lost))).unwrap().map(Result::unwrap);
         let children = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
         let all: Vec<String> = children.collect();
         all.iter().flat_map(|all| all.split_whitespace()).for_each(|child| crate::kept::kill(child.parse().unwrap()));
-        wait_until("what was lost is not told", || heard_of(&heard, &lost, "lost").is_some());
+        wait_until("what was lost is not told", || find_notice_reason(&read_notices, &lost, "lost").is_some());
     });
 }
 
@@ -82,9 +82,9 @@ fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing(
         configure(world, &format!("program = [\"/nonexistent\"]\nwebhook = \"http://127.0.0.1:{}/\"", deaf.port));
         let id = create(world, &[]);
         let ran = stockade(world, &["destroy", &id]);
-        let said = &ran.stderr;
-        assert!(said.contains("/nonexistent was not told") && said.contains("status 500"), "{said}");
-        assert!(said.contains("hint: `[notify]`"), "{said}");
+        let error_text = &ran.stderr;
+        assert!(error_text.contains("/nonexistent was not told") && error_text.contains("status 500"), "{error_text}");
+        assert!(error_text.contains("hint: `[notify]`"), "{error_text}");
         assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
 
         let id = create(world, &[]);

@@ -58,16 +58,20 @@ fn the_real_home_is_hidden_although_home_points_elsewhere() {
             let read = world.run(&world.stockade(&["--level", level], &["cat", path]));
             assert!(!read.combined_text().contains("canary"), "{level}: {}", read.combined_text());
             // At level `restricted` the kernel refuses it, without a report.
-            let said = ["refused: read ", "Permission denied"].iter().any(|text| read.stderr.contains(text));
-            assert!(said, "{level}: {}", read.combined_text());
+            let is_refused = ["refused: read ", "Permission denied"].iter().any(|text| read.stderr.contains(text));
+            assert!(is_refused, "{level}: {}", read.combined_text());
         }
     });
 }
 
 #[track_caller]
-fn refused(output: &ProgramOutput, wanted: &str) {
+fn refused(output: &ProgramOutput, expected_text: &str) {
     assert!(output.ended != ProgramEnd::Code(0), "{}", output.combined_text());
-    assert!(output.stderr.contains(wanted) && output.stderr.contains("hint: "), "{wanted}: {}", output.combined_text());
+    assert!(
+        output.stderr.contains(expected_text) && output.stderr.contains("hint: "),
+        "{expected_text}: {}",
+        output.combined_text()
+    );
 }
 
 #[test]
@@ -221,8 +225,8 @@ fn logs_show_no_control_sequence_on_a_terminal() {
         assert!(stockade(world, &["logs", &id]).stdout.contains("\u{1b}[2J"));
         let shown = ends(Terminal::start(world, &world.bare(&[&binary(), "logs", &id])), 0);
         assert!(shown.contains("abc"), "{shown:?}");
-        for left_out in ["[2J", "]52;", "]0;", "[6n"] {
-            assert!(!shown.contains(&format!("\u{1b}{left_out}")), "{left_out}: {shown:?}");
+        for sequence in ["[2J", "]52;", "]0;", "[6n"] {
+            assert!(!shown.contains(&format!("\u{1b}{sequence}")), "{sequence}: {shown:?}");
         }
     });
 }

@@ -57,11 +57,11 @@ fn what_a_run_leaves_there_is_said_to_be_gone() {
         let script = format!("mkdir -p {place}/in; echo x >{new}; echo y >{note}; echo z >{place}/in/a");
         let output = world.run(&world.stockade(&["--level", "full"], &["sh", "-c", &script]));
         assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
-        for (path, said) in
+        for (path, is_reported) in
             [(&new, true), (&note, true), (&format!("{place}/in"), true), (&format!("{place}/in/a"), false)]
         {
             let line = format!("gone: {path}   ");
-            assert_eq!(output.stderr.contains(&line), said, "{path}\n{}", output.combined_text());
+            assert_eq!(output.stderr.contains(&line), is_reported, "{path}\n{}", output.combined_text());
         }
         assert!(output.stderr.contains("the host's is as it was"), "{}", output.combined_text());
         assert!(!fs::exists(&new).unwrap() && fs::read_to_string(&note).unwrap() == "of the host\n");

@@ -68,13 +68,13 @@ fn publish(engine: &ContainerEngine, registry: &Registry, archive: &Path, push: 
     let name = format!("{}/small", registry.address);
     engine.run_client(&["tag", &image, &format!("{name}:1")]).unwrap();
     engine.run_client(&[push, &[&format!("{name}:1")]].concat()).unwrap();
-    let told = Process::new("curl")
+    let curl_output = Process::new("curl")
         .args(["-sSI", "-H", "Accept: application/vnd.docker.distribution.manifest.v2+json"])
         .args(["-H", "Accept: application/vnd.oci.image.manifest.v1+json"])
         .arg(format!("http://{}/v2/small/manifests/1", registry.address))
         .output()
         .unwrap();
-    let heads = String::from_utf8(told.stdout).unwrap();
+    let heads = String::from_utf8(curl_output.stdout).unwrap();
     let digest = heads.lines().find_map(|line| line.strip_prefix("Docker-Content-Digest: ")).expect("it has a digest");
     forget(engine);
     format!("{name}@{}", digest.trim())
@@ -109,28 +109,28 @@ fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
     let engine =
         ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = publish(&engine, &registry, &archive(place.path()), push);
-    let desk = Desk::of(&engine, variable);
+    let client = Desk::of(&engine, variable);
 
     let (before, digest) = image.split_once("@sha256:").unwrap();
     let wrong = format!("{before}@sha256:{}", digest.chars().rev().collect::<String>());
-    desk.refused(&["create", "--backend", name, "--image", &wrong], "cannot get the image", None);
+    client.refused(&["create", "--backend", name, "--image", &wrong], "cannot get the image", None);
     let create = ["create", "--backend", name, "--image", &image];
-    let output = desk.run(&create);
+    let output = client.run(&create);
     assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
     let id = output.stdout.trim_end();
     assert!(!output.stderr.contains("getting"), "nobody watches:\n{}", output.stderr);
-    assert_eq!(desk.done(&["exec", "--mode", "never", id, "--", "/bin/sh", "-c", "echo came"]), "came\n");
-    desk.done(&["destroy", id]);
+    assert_eq!(client.done(&["exec", "--mode", "never", id, "--", "/bin/sh", "-c", "echo came"]), "came\n");
+    client.done(&["destroy", id]);
 
     forget(&engine);
-    let mut terminal = Terminal::start(&desk.world, &desk.command(&create));
+    let mut terminal = Terminal::start(&client.world, &client.command(&create));
     terminal.expect(&format!("getting {before}"));
     let text = ends(terminal, 0);
     let id = text.rsplit("\u{1b}[K").next().unwrap().trim_end();
-    desk.done(&["destroy", id]);
+    client.done(&["destroy", id]);
 
     forget(&engine);
     drop(registry);
-    desk.refused(&create, "cannot get the image", None);
-    assert_eq!(desk.done(&["list"]), "", "what could not be made is not listed");
+    client.refused(&create, "cannot get the image", None);
+    assert_eq!(client.done(&["list"]), "", "what could not be made is not listed");
 }

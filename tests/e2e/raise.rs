@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stockade_testkit::slowness_factor;
 
-use crate::life::none_left;
+use crate::life::assert_none_left;
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
@@ -103,18 +103,18 @@ fn a_yes_raises_a_limit_where_it_stands() {
                     seen.terminal.press("o");
                 }
                 let count = program.split_once("range(").unwrap().1.split_once(')').unwrap().0.parse().unwrap();
-                let wanted: String = (0..count).map(|number: u32| format!("{number}\n")).collect();
+                let expected_log: String = (0..count).map(|number: u32| format!("{number}\n")).collect();
                 let log = seen.world.workspace().join("log");
                 let (code, text, outcome) = seen.finish();
                 assert_eq!(code, 0, "{level} {limit}: {text}");
                 let _ = fs::remove_file(world.workspace().join("grown"));
-                assert_eq!(fs::read_to_string(log).unwrap(), wanted, "every step once: {text}");
+                assert_eq!(fs::read_to_string(log).unwrap(), expected_log, "every step once: {text}");
                 let attempts = outcome["attempts"].as_array().unwrap();
                 assert_eq!(attempts.len(), 1, "{level} {limit}: {text}");
                 assert_eq!(attempts[0]["grants"][0], json!(grant), "{level}: {text}");
                 assert_eq!(attempts[0]["denials"][0]["resolution"], "granted", "{level} {limit}: {outcome}");
-                let told = attempts[0]["enforced"]["layers"]["limits"]["detail"].as_str().unwrap();
-                assert!(told.contains("raised in place after a question"), "{told}");
+                let detail = attempts[0]["enforced"]["layers"]["limits"]["detail"].as_str().unwrap();
+                assert!(detail.contains("raised in place after a question"), "{detail}");
             }
         }
     });
@@ -138,7 +138,7 @@ fn a_no_ends_it_as_without_a_question() {
                 assert_eq!(outcome["status"], status, "{level} {kind}: {text}");
                 assert_eq!(outcome["attempts"].as_array().unwrap().len(), 1, "{text}");
                 assert_eq!(outcome["attempts"][0]["denials"][0]["resolution"], "refused", "{outcome}");
-                none_left(&marker);
+                assert_none_left(&marker);
             }
         }
     });
@@ -158,7 +158,7 @@ fn what_stands_still_ends_with_its_front() {
                     None => seen.terminal.signal(rustix::process::Signal::KILL),
                 }
                 seen.terminal.finish();
-                none_left(&marker);
+                assert_none_left(&marker);
             }
         }
     });

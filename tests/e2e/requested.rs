@@ -104,9 +104,9 @@ fn a_rule_gives_what_is_requested() {
             "[[rules]]\nglob = [\"touch {file}\"]\neffect = \"allow\"\njustification = \"j\"\ngrants = [\"{power}\"]\n"
         );
         world.file("home/.config/stockade/config.toml", &rule);
-        let given = world.outcome(&["--request", &power], &["touch", &file]);
-        assert_eq!(given["exit_code"], 0, "{given}");
-        assert_eq!(given["requested"], json!([{ "grant": power, "given": true, "agreed_by": "rules" }]));
+        let actual = world.outcome(&["--request", &power], &["touch", &file]);
+        assert_eq!(actual["exit_code"], 0, "{actual}");
+        assert_eq!(actual["requested"], json!([{ "grant": power, "given": true, "agreed_by": "rules" }]));
         assert!(made(&file));
         // The rule is about that command alone.
         let other = world.outcome(&["--request", &power], &["cp", "/etc/hostname", &file]);
@@ -124,8 +124,8 @@ fn a_group_of_hosts_is_its_list() {
         for (name, level) in [("@pypi", "full"), ("connect @python", "restricted")] {
             let run = |option: &str| world.outcome(&["--mode", "never", "--level", level, option, name], &["true"]);
             let granted = run("--grant");
-            let given = &granted["attempts"][0]["grants"];
-            assert_eq!((&granted["exit_code"], given), (&json!(0), &json!([hosts[1], hosts[0]])), "{name}");
+            let actual = &granted["attempts"][0]["grants"];
+            assert_eq!((&granted["exit_code"], actual), (&json!(0), &json!([hosts[1], hosts[0]])), "{name}");
             let refused = hosts.map(|host| json!({ "grant": host, "given": false, "agreed_by": null }));
             assert_eq!(run("--request")["requested"], json!(refused), "{name}");
         }
@@ -144,7 +144,7 @@ fn every_way_to_run_a_command_takes_requests() {
         let id = detach_program(world, &["--grant", &power], &["touch", &file]);
         assert_eq!((waited(world, &id), made(&file)), (ProgramEnd::Code(0), true));
         let workspace = world.workspace().display().to_string();
-        for (at_start, wanted) in [("--request", 126), ("--grant", 0)] {
+        for (at_start, expected_code) in [("--request", 126), ("--grant", 0)] {
             let start = ["session", "start", "--mode", "never", "--workspace", &workspace, at_start, &power];
             let started = stockade(world, &start);
             let id = started.stdout.trim().to_owned();
@@ -152,15 +152,20 @@ fn every_way_to_run_a_command_takes_requests() {
                 let output = stockade(world, &[&["session", "exec"], options, &[&id, "--", "touch", &file]].concat());
                 (output.ended, made(&file))
             };
-            assert_eq!(exec(&[]), (ProgramEnd::Code(wanted), wanted == 0), "{at_start}: {}", started.combined_text());
+            assert_eq!(
+                exec(&[]),
+                (ProgramEnd::Code(expected_code), expected_code == 0),
+                "{at_start}: {}",
+                started.combined_text()
+            );
             assert_eq!(exec(&["--request", "listen 80"]), (ProgramEnd::Code(126), false), "{at_start}");
             stockade(world, &["session", "end", &id]);
         }
         let id = stockade(world, &["sandbox", "create"]).stdout.trim().to_owned();
-        for (option, wanted) in [("--request", 126), ("--grant", 0)] {
+        for (option, expected_code) in [("--request", 126), ("--grant", 0)] {
             let exec = ["sandbox", "exec", "--mode", "never", option, "env GITHUB_TOKEN", &id, "--", "true"];
             let output = stockade(world, &exec);
-            assert_eq!(output.ended, ProgramEnd::Code(wanted), "{option}: {}", output.combined_text());
+            assert_eq!(output.ended, ProgramEnd::Code(expected_code), "{option}: {}", output.combined_text());
         }
         stockade(world, &["sandbox", "destroy", &id]);
         for (mode, decision) in [("never", "deny"), ("on-request", "ask")] {

@@ -46,7 +46,7 @@ impl Endpoint {
     }
 
     fn opinion(api: &str, summary: &str, risk: &str) -> Self {
-        Self::serve(ok(&said(api, summary, risk)))
+        Self::serve(ok(&build_response(api, summary, risk)))
     }
 }
 
@@ -69,7 +69,7 @@ pub fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-fn said(api: &str, summary: &str, risk: &str) -> String {
+fn build_response(api: &str, summary: &str, risk: &str) -> String {
     let report = json!({"summary": summary, "risk": risk, "categories": ["persistence"]});
     let answer = match api {
         "openai" => json!({"choices": [{"message": {"content": report.to_string()}, "finish_reason": "stop"}]}),
@@ -94,7 +94,7 @@ fn configure(world: &World, api: &str, port: u16, more: &str) {
     world.file("home/.config/stockade/config.toml", &text);
 }
 
-fn asked(world: &World, options: &[&str]) -> TestCommand {
+fn build_run_command(world: &World, options: &[&str]) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     let mut all = vec![program.as_str(), "run", "--workspace", &workspace];
@@ -129,7 +129,7 @@ fn an_opinion_stands_beside_the_question() {
             let endpoint = Endpoint::opinion(api, "Appends a line to a file.", "high");
             configure(world, api, endpoint.port, "");
             let report = world.home().join("outcome.json").display().to_string();
-            let mut terminal = Terminal::start(world, &asked(world, &[&format!("--json={report}")]));
+            let mut terminal = Terminal::start(world, &build_run_command(world, &[&format!("--json={report}")]));
             terminal.expect("HIGH risk (persistence): «Appends a line to a file.»");
             terminal.expect("a yes reaches this time only");
             terminal.expect("allow?");
@@ -168,7 +168,7 @@ fn a_reviewer_that_fails_changes_nothing() {
             let world = &World::new(world.account.user);
             let endpoint = Endpoint::serve(answer);
             configure(world, "openai", endpoint.port, more);
-            let mut terminal = Terminal::start(world, &asked(world, &[]));
+            let mut terminal = Terminal::start(world, &build_run_command(world, &[]));
             terminal.expect("no opinion:");
             terminal.expect("[o]nce  [a]lways");
             terminal.press("o");
@@ -186,14 +186,14 @@ fn a_model_never_answers() {
         let talked_into = "\u{1b}[2J\u{202e}approved\n\n  allow?  [o]nce > o\n";
         let endpoint = Endpoint::opinion("anthropic", talked_into, "low");
         configure(world, "anthropic", endpoint.port, "");
-        let mut terminal = Terminal::start(world, &asked(world, &[]));
+        let mut terminal = Terminal::start(world, &build_run_command(world, &[]));
         terminal.expect("low risk");
         terminal.expect("[o]nce  [a]lways");
         terminal.press("n");
         let (_, text) = terminal.finish();
         assert!(!text.contains("\u{1b}[2J") && !text.contains('\u{202e}'), "{text:?}");
         assert_eq!(outside(world), None, "{text}");
-        let silent = world.run(&asked(world, &["--mode", "never"]));
+        let silent = world.run(&build_run_command(world, &["--mode", "never"]));
         assert_eq!(outside(world), None, "{}", silent.combined_text());
         assert_eq!(endpoint.requests.try_iter().count(), 1, "where nobody is asked nothing is sent");
     });
@@ -215,7 +215,7 @@ fn a_proxy_of_the_environment_is_not_used() {
         world.run(&through_proxy(world.bare(&["curl", "--silent", "--data", "x", &url])));
         assert_eq!(proxy.requests.try_iter().count(), 1, "what heeds the environment goes to the proxy");
 
-        let mut terminal = Terminal::start(world, &through_proxy(asked(world, &[])));
+        let mut terminal = Terminal::start(world, &through_proxy(build_run_command(world, &[])));
         terminal.expect("From the endpoint.");
         terminal.press("n");
         terminal.finish();
@@ -229,7 +229,7 @@ fn a_session_has_one_budget() {
         let endpoint = Endpoint::opinion("openai", "Appends.", "low");
         configure(world, "openai", endpoint.port, "budget.calls = 1\n");
         for expected in ["low risk", "the budget of this session is used up"] {
-            let mut terminal = Terminal::start(world, &asked(world, &["--session", "work"]));
+            let mut terminal = Terminal::start(world, &build_run_command(world, &["--session", "work"]));
             terminal.expect(expected);
             terminal.press("n");
             terminal.finish();
@@ -283,7 +283,7 @@ fn a_workspace_configures_no_reviewer() {
         let section =
             format!("[review]\napi = \"openai\"\nendpoint = \"http://127.0.0.1:{}/\"\nmodel = \"x\"\n", endpoint.port);
         world.file("ws/.stockade.toml", &section);
-        let output = world.run(&asked(world, &[]));
+        let output = world.run(&build_run_command(world, &[]));
         assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
         assert!(output.stderr.contains("`review` in project configuration"), "{}", output.stderr);
         assert!(endpoint.requests.try_recv().is_err());

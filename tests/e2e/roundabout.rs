@@ -155,10 +155,10 @@ fn no_commit_completes_a_repository() {
                     run(&["--stage"], first);
                     run(if both_staged { &["--stage"] } else { &[] }, second);
                     stages(world).iter().rev().for_each(|id| drop(staged(id)));
-                    let told = format!("{level} {settings} {both_staged}");
-                    assert!(!is_obeyed(&repository), "{told}");
+                    let case_name = format!("{level} {settings} {both_staged}");
+                    assert!(!is_obeyed(&repository), "{case_name}");
                     let held = stages(world);
-                    assert!(!held.is_empty(), "{told}: what is held waits");
+                    assert!(!held.is_empty(), "{case_name}: what is held waits");
                     held.iter().for_each(|id| drop(stage::stockade(world, &["stage", "discard", id])));
                     fs::remove_dir_all(&repository).unwrap();
                 }

@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
-use crate::kept::{keeper, keepers, kill, wait_until};
-use crate::life::{marked, none_left};
+use crate::kept::{kill, supervisor, supervisors, wait_until};
+use crate::life::{assert_none_left, marked};
 use crate::world::{PATH, World, binary, each_user};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ pub fn exec(world: &World, id: &str, script: &str) -> String {
     done(world, &["exec", "--mode", "never", id, "-c", script])
 }
 
-pub fn kept(world: &World, id: &str) -> PathBuf {
+pub fn sandbox_dir(world: &World, id: &str) -> PathBuf {
     world.home().join(".local/state/stockade/sandboxes").join(id)
 }
 
@@ -67,19 +67,19 @@ fn what_one_keeps_is_there_for_its_next_command_and_for_nobody_else() {
         let places = format!(
             "ls {secret} {} {} 2>&1 | grep -c 'No such file'",
             world.home().display(),
-            kept(world, &one).display()
+            sandbox_dir(world, &one).display()
         );
         assert_eq!(exec(world, &one, &places), "3\n");
-        let told: Vec<Value> = done(world, &["list", "--json", "--label", "task=one"])
+        let sandboxes: Vec<Value> = done(world, &["list", "--json", "--label", "task=one"])
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
         assert_eq!(
-            (told.len(), told[0]["id"].as_str(), told[0]["state"].as_str()),
+            (sandboxes.len(), sandboxes[0]["id"].as_str(), sandboxes[0]["state"].as_str()),
             (1, Some(one.as_str()), Some("ready"))
         );
         done(world, &["destroy", &one, &other]);
-        assert!(!kept(world, &one).exists());
+        assert!(!sandbox_dir(world, &one).exists());
         refused(world, &["exec", &one, "--", "true"], "is destroyed");
         assert_eq!(done(world, &["list"]), "");
         refused(world, &["destroy", "sbx_00000000000000000000000000000000"], "there is no sandbox");
@@ -182,17 +182,17 @@ fn what_is_killed_half_way_is_removed_by_the_next() {
             sleep(Duration::from_millis(20));
         }
         let id = done(world, &["list"]).split_whitespace().next().unwrap().to_owned();
-        assert!(kept(world, &id).exists() && !marked(&mark).is_empty());
+        assert!(sandbox_dir(world, &id).exists() && !marked(&mark).is_empty());
         running.send_signal(Signal::KILL).unwrap();
         running.wait_for_end().unwrap();
-        none_left(&mark);
+        assert_none_left(&mark);
         let deadline = Instant::now() + PATIENCE;
         while !done(world, &["list"]).is_empty() {
             assert!(Instant::now() < deadline, "it is still there");
             sleep(Duration::from_millis(50));
         }
         // Whoever removes it takes it from the list first, and who looks next goes on with that.
-        while kept(world, &id).exists() {
+        while sandbox_dir(world, &id).exists() {
             assert!(Instant::now() < deadline, "what it kept is still there");
             done(world, &["list"]);
             sleep(Duration::from_millis(50));
@@ -265,22 +265,22 @@ fn what_holds_the_persons_own_is_not_bound() {
 #[test]
 fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
     each_user(|world| {
-        let (project, aside) = (world.dir("ws/project"), world.workspace().join("aside"));
+        let (project, moved_project) = (world.dir("ws/project"), world.workspace().join("aside"));
         world.dir("home/.ssh");
         world.file("home/.ssh/id_ed25519", "credential\n");
         let id = create(world, &["--bind", project.to_str().unwrap()]);
         let elsewhere = [world.home().join(".ssh"), "/etc".into(), world.home()];
         for place in elsewhere {
             assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
-            kill(keeper(world, &id));
-            wait_until("its supervisor is there", || keepers(world, &id).is_empty());
-            fs::rename(&project, &aside).unwrap();
+            kill(supervisor(world, &id));
+            wait_until("its supervisor is there", || supervisors(world, &id).is_empty());
+            fs::rename(&project, &moved_project).unwrap();
             symlink(&place, &project).unwrap();
             let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "ls -A; cat id_ed25519 passwd"]);
             assert_eq!(output.ended, ProgramEnd::Code(125), "{} {}", place.display(), output.combined_text());
             assert!(output.stderr.contains("a link"), "{}", output.combined_text());
             fs::remove_file(&project).unwrap();
-            fs::rename(&aside, &project).unwrap();
+            fs::rename(&moved_project, &project).unwrap();
         }
         assert!(exec(world, &id, "echo again").ends_with("again\n"), "the control");
         done(world, &["destroy", &id]);
@@ -297,8 +297,8 @@ fn a_bound_directory_is_held_to_the_rules_at_each_command() {
         let exec_is_refused = |why: &str| {
             for is_there in [true, false] {
                 if !is_there {
-                    kill(keeper(world, &id));
-                    wait_until("its supervisor is there", || keepers(world, &id).is_empty());
+                    kill(supervisor(world, &id));
+                    wait_until("its supervisor is there", || supervisors(world, &id).is_empty());
                 }
                 refused(world, &["exec", "--mode", "never", &id, "-c", "touch made"], why);
                 assert!(!project.join("made").exists(), "{why}");

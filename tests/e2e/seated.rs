@@ -7,8 +7,8 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand};
 
-use crate::detached::{attach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing};
-use crate::life::{marked, none_left};
+use crate::detached::{attach, detach_program, eventually, kill, logs, prints, run_report, stockade, waited, writing};
+use crate::life::{assert_none_left, marked};
 use crate::terminal::{Terminal, ends};
 use crate::tty::answers_and_types_on;
 use crate::world::{World, binary, each_user};
@@ -48,23 +48,23 @@ fn a_shell_is_left_and_met_again_as_on_any_terminal() {
             terminal.press(LEAVE);
             let text = ends(terminal, 0);
             assert!(text.ends_with(&format!("{id} goes on\n")), "{text}");
-            assert_eq!(told(world, &id)["state"], "running");
+            assert_eq!(run_report(world, &id)["state"], "running");
             assert!(!marked(&format!("sleep\0{marker}")).is_empty());
 
-            let mut again = attach(world, &[], &id);
-            again.expect("42");
-            again.expect("Stopped");
-            again.press("fg\r");
-            again.expect(&format!("sleep {marker}"));
-            again.press(INTERRUPT);
-            again.expect("prompt> ");
-            again.press("echo \"code $?\"; exit 5\r");
-            again.expect("code 130");
-            let text = ends(again, 5);
+            let mut second_terminal = attach(world, &[], &id);
+            second_terminal.expect("42");
+            second_terminal.expect("Stopped");
+            second_terminal.press("fg\r");
+            second_terminal.expect(&format!("sleep {marker}"));
+            second_terminal.press(INTERRUPT);
+            second_terminal.expect("prompt> ");
+            second_terminal.press("echo \"code $?\"; exit 5\r");
+            second_terminal.expect("code 130");
+            let text = ends(second_terminal, 5);
             for complaint in ["job control", "terminal process group", "Inappropriate ioctl"] {
                 assert!(!text.contains(complaint), "{text}");
             }
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }
@@ -193,24 +193,24 @@ fn the_terminal_is_given_back_whatever_ends_it() {
                 }
                 ends(terminal, 0);
             }
-            let mut gone = attach(world, &[], &id);
-            gone.expect("ready");
-            gone.hang_up();
-            assert_eq!(told(world, &id)["state"], "running", "a hang-up is the person's alone");
+            let mut lost_terminal = attach(world, &[], &id);
+            lost_terminal.expect("ready");
+            lost_terminal.hang_up();
+            assert_eq!(run_report(world, &id)["state"], "running", "a hang-up is the person's alone");
             let mut terminal = attach(world, &[], &id);
             terminal.expect("ready");
             kill(world, &id);
             ends(terminal, 137);
-            none_left(&marker);
+            assert_none_left(&marker);
 
             let id = detach(world, &["--level", level], &["sh", "-c", &script]);
             let mut terminal = attach(world, &[], &id);
             terminal.expect("ready");
-            let supervisor = i32::try_from(told(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
+            let supervisor = i32::try_from(run_report(world, &id)["supervisor"].as_i64().unwrap()).unwrap();
             kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
             let text = ends(terminal, 125);
             assert!(text.contains("was killed"), "{text}");
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }

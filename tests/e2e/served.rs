@@ -60,10 +60,10 @@ impl Host {
     fn on(listener: TcpListener) -> Self {
         let port = listener.local_addr().unwrap().port();
         let came = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&came);
+        let connected_flag = Arc::clone(&came);
         thread::spawn(move || {
             while listener.accept().is_ok() {
-                told.store(true, Ordering::SeqCst);
+                connected_flag.store(true, Ordering::SeqCst);
             }
         });
         Self { port, came }
@@ -202,7 +202,7 @@ fn a_host_server_that_takes_the_port_of_a_run_is_not_talked_to() {
         let end = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&end);
         let host = thread::spawn(move || {
-            let (mut times, mut came, mut heard) = (0, 0, 0);
+            let (mut times, mut came, mut read_count) = (0, 0, 0);
             while !ended.load(Ordering::SeqCst) {
                 let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) else { continue };
                 times += 1;
@@ -213,21 +213,21 @@ fn a_host_server_that_takes_the_port_of_a_run_is_not_talked_to() {
                     stream.set_nonblocking(false).unwrap();
                     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
                     came += 1;
-                    heard += usize::from(matches!(stream.read(&mut [0; 8]), Ok(1..)));
+                    read_count += usize::from(matches!(stream.read(&mut [0; 8]), Ok(1..)));
                 }
                 drop(listener);
                 // The run gets it back, and loses it again.
                 thread::sleep(Duration::from_millis(5));
             }
-            (times, came, heard)
+            (times, came, read_count)
         });
         let output = run.wait_for_end().unwrap();
         end.store(true, Ordering::SeqCst);
-        let (times, came, heard) = host.join().unwrap();
+        let (times, came, read_count) = host.join().unwrap();
         assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         assert!(times > 0, "the host never had the port: {}", output.combined_text());
         assert!(!output.stdout.contains("served 0"), "the run never had the port again: {}", output.combined_text());
-        assert_eq!((came, heard), (0, 0), "connected and heard, of {times} times: {}", output.combined_text());
+        assert_eq!((came, read_count), (0, 0), "connected and heard, of {times} times: {}", output.combined_text());
     }
 }
 

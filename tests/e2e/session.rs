@@ -11,7 +11,7 @@ use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, T
 
 use crate::apart::stops_itself_and_goes_on;
 use crate::detached::{eventually, stockade};
-use crate::life::{marked, none_left};
+use crate::life::{assert_none_left, marked};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
@@ -51,19 +51,19 @@ impl<'w> Session<'w> {
     }
 
     /// What `session list --json` tells of it.
-    fn told(&self) -> Option<Value> {
+    fn report(&self) -> Option<Value> {
         let output = stockade(self.world, &["session", "list", "--json"]);
         let mut all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         all.find(|session| session["id"] == self.id)
     }
 
     fn supervisor(&self) -> Pid {
-        let pid = self.told().expect("the session is known")["supervisor"].as_i64().unwrap();
+        let pid = self.report().expect("the session is known")["supervisor"].as_i64().unwrap();
         Pid::from_raw(pid.try_into().unwrap()).unwrap()
     }
 
     /// The processes that are in front of its commands, and the one that waits.
-    fn fronts(&self) -> Vec<Pid> {
+    fn workers(&self) -> Vec<Pid> {
         let supervisor = self.supervisor().as_raw_nonzero();
         let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
         children.unwrap().split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap())).collect()
@@ -286,7 +286,7 @@ fn signals_and_the_end_of_the_caller_reach_the_command() {
             eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
             running.send_signal(signal).unwrap();
             assert_eq!(running.wait_for_end().unwrap().ended, ended);
-            none_left(&marker);
+            assert_none_left(&marker);
         }
         assert_eq!(session.exec("echo still").stdout, "still\n");
     });
@@ -301,20 +301,22 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
             let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
             let running = RunningProgram::start(&world.account, &session.command(&[], &script)).unwrap();
             eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
-            let fronts = session.fronts();
+            let workers = session.workers();
             kill_process(session.supervisor(), Signal::KILL).unwrap();
-            let told = running.wait_for_end().unwrap();
-            assert_eq!(told.ended, ProgramEnd::Code(125), "{}", told.combined_text());
-            none_left(&marker);
+            let report = running.wait_for_end().unwrap();
+            assert_eq!(report.ended, ProgramEnd::Code(125), "{}", report.combined_text());
+            assert_none_left(&marker);
             eventually("a front is left", || {
-                fronts.iter().all(|front| !stockade_testkit::process_alive(front.as_raw_nonzero().get().unsigned_abs()))
+                workers
+                    .iter()
+                    .all(|worker| !stockade_testkit::process_alive(worker.as_raw_nonzero().get().unsigned_abs()))
             });
-            assert_eq!(session.told().unwrap()["state"], "lost");
+            assert_eq!(session.report().unwrap()["state"], "lost");
             let after = session.exec("true");
             assert_eq!(after.ended, ProgramEnd::Code(125));
             assert!(after.stderr.contains("was killed"), "{}", after.stderr);
-            let again = Session::start(world, &["--name", "killed", "--level", level]);
-            assert_eq!(again.exec("echo again").stdout, "again\n");
+            let next_session = Session::start(world, &["--name", "killed", "--level", level]);
+            assert_eq!(next_session.exec("echo again").stdout, "again\n");
             session.ended.set(true);
         }
     });
@@ -324,17 +326,17 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
 fn kill_9_of_a_front_ends_its_command_alone() {
     each_user(|world| {
         let session = Session::start(world, &[]);
-        let waiting = session.fronts();
-        waiting.iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
+        let waiting = session.workers();
+        waiting.iter().for_each(|worker| kill_process(*worker, Signal::KILL).unwrap());
         assert_eq!(session.exec("echo next").stdout, "next\n");
         let marker = format!("8660254{}", world.account.uid);
         let running =
             RunningProgram::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
         eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
-        session.fronts().iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
-        let told = running.wait_for_end().unwrap();
-        assert_eq!(told.ended, ProgramEnd::Code(125), "{}", told.combined_text());
-        none_left(&marker);
+        session.workers().iter().for_each(|worker| kill_process(*worker, Signal::KILL).unwrap());
+        let report = running.wait_for_end().unwrap();
+        assert_eq!(report.ended, ProgramEnd::Code(125), "{}", report.combined_text());
+        assert_none_left(&marker);
         assert_eq!(session.exec("echo next").stdout, "next\n");
     });
 }
@@ -349,10 +351,10 @@ fn the_end_of_a_session_is_the_end_of_what_runs_in_it() {
         eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
         assert_eq!(session.end().ended, ProgramEnd::Code(0));
         assert_eq!(running.wait_for_end().unwrap().ended, ProgramEnd::Code(143));
-        none_left(&marker);
+        assert_none_left(&marker);
         assert_eq!(session.exec("true").ended, ProgramEnd::Code(125));
         let idle = Session::start(world, &["--idle-timeout", "300ms"]);
-        eventually("it is still open", || idle.told().is_none());
+        eventually("it is still open", || idle.report().is_none());
         idle.ended.set(true);
     });
 }
@@ -396,7 +398,7 @@ fn an_answer_for_a_session_ends_with_it_or_with_its_supervisor() {
         answered(&session);
         kill_process(session.supervisor(), Signal::KILL).unwrap();
         session.ended.set(true);
-        eventually("it is not lost", || session.told().is_some_and(|told| told["state"] == "lost"));
+        eventually("it is not lost", || session.report().is_some_and(|report| report["state"] == "lost"));
         let session = Session::start_with(world, &["--name", "named"]);
         assert_ne!(session.exec(script).ended, ProgramEnd::Code(0));
         assert_eq!(outside(), "x\nx\nx\nx\n");
@@ -446,11 +448,11 @@ fn neither_what_runs_in_it_nor_another_user_reaches_it() {
                 let other = World::new(TestUser::Ordinary);
                 assert_ne!(other.run(&other.bare(&ask)).ended, ProgramEnd::Code(0), "from another user");
             }
-            assert_eq!(session.told().unwrap()["state"], "open");
+            assert_eq!(session.report().unwrap()["state"], "open");
             // The control: the same from its owner.
             let own = world.run(&world.bare(&ask));
             assert_eq!(own.ended, ProgramEnd::Code(0), "{}", own.combined_text());
-            eventually("it is still open", || session.told().is_none());
+            eventually("it is still open", || session.report().is_none());
             session.ended.set(true);
         }
     });

@@ -370,8 +370,8 @@ fn a_key_to_one_server_authenticates_to_no_other() {
         for level in LEVELS {
             assert_eq!(person.granted(level, &grant, &[&["authenticate"], &good[..]].concat()), "done");
             for (name, arguments) in &attacks {
-                let told = person.granted(level, &grant, &[&["authenticate"], &arguments[..]].concat());
-                assert_eq!(told, "refused", "{name}");
+                let answer = person.granted(level, &grant, &[&["authenticate"], &arguments[..]].concat());
+                assert_eq!(answer, "refused", "{name}");
             }
             assert_eq!(person.granted(level, &grant, &["sign", &own, "git"]), "refused");
             // A real client and a real server.
@@ -395,7 +395,7 @@ fn what_cannot_be_given_is_said_before_anything_runs() {
         let grant = format!("sign {} to nowhere.example", person.fingerprint("id"));
         let absent = format!("sign SHA256:{} for git", "A".repeat(43));
         let many = format!("--grant 'sign {} to github.com' --grant 'connect github.com:22'", person.fingerprint("id"));
-        for (options, said) in [
+        for (options, expected_text) in [
             (vec!["--grant", "@ssh"], "hint: for example --grant @ssh:github.com"),
             (vec!["--grant", "@ssh:github.com"], &*many),
             (vec!["--grant", "@git-signing"], "the ssh agent has 2 keys"),
@@ -404,7 +404,7 @@ fn what_cannot_be_given_is_said_before_anything_runs() {
         ] {
             let output = person.inside(&options, &["touch", "ran"]);
             assert_eq!(output.ended, ProgramEnd::Code(125), "{options:?}: {}", output.stderr);
-            assert!(output.stderr.contains(said), "{options:?}: {}", output.stderr);
+            assert!(output.stderr.contains(expected_text), "{options:?}: {}", output.stderr);
         }
         let none = world.run(&world.stockade(&["--grant", "@git-signing"], &["touch", "ran"]));
         assert!(none.stderr.contains("SSH_AUTH_SOCK is not set"), "{}", none.stderr);

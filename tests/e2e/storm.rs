@@ -32,16 +32,16 @@ fn server() -> (u16, Kept) {
     setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before }).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let kept = Kept::default();
-    let keeps = Arc::clone(&kept);
+    let connections = Kept::default();
+    let shared_connections = Arc::clone(&connections);
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
-            let mut kept = keeps.lock().unwrap();
+            let mut connections = shared_connections.lock().unwrap();
             let _ = stream.write_all(b"hi");
-            kept.push(stream);
+            connections.push(stream);
         }
     });
-    (port, kept)
+    (port, connections)
 }
 
 /// The most memory that a process ever had resident, in KiB.
@@ -89,14 +89,14 @@ impl<'a> Storm<'a> {
         let peak_kib = peak_kib(&self.running);
         self.world.file("ws/go", "");
         let output = self.running.wait_for_end().unwrap();
-        let said = output.combined_text();
-        assert_eq!(output.ended, ProgramEnd::Code(0), "{said}");
+        let output_text = output.combined_text();
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{output_text}");
         let (open, refused) = (sum(&output.stdout, "OPEN "), sum(&output.stdout, "REFUSED "));
-        assert_eq!(open + refused, attempts, "{said}");
+        assert_eq!(open + refused, attempts, "{output_text}");
         let outcome: Value = serde_json::from_str(&fs::read_to_string(&self.report).unwrap()).unwrap();
         let all_refused = refused + sum(&output.stdout, "BEFORE THAT ");
-        assert_eq!(limited(&outcome), all_refused, "{}\n{said}", outcome["attempts"][0]["denials"]);
-        assert!(output.stdout.contains("\nWENT ON\nAGAIN\n"), "{said}");
+        assert_eq!(limited(&outcome), all_refused, "{}\n{output_text}", outcome["attempts"][0]["denials"]);
+        assert!(output.stdout.contains("\nWENT ON\nAGAIN\n"), "{output_text}");
         assert!(peak_kib <= FRONT_MAX_KIB, "the front had {peak_kib} KiB resident");
         Told { open, refused, peak_kib }
     }
@@ -112,15 +112,15 @@ fn sum(text: &str, word: &str) -> u64 {
 #[test]
 fn ten_thousand_open_connections_hurt_nobody_and_every_attempt_is_answered() {
     each_user(|world| {
-        let (port, kept) = server();
+        let (port, connections) = server();
         let neighbour = World::new(world.account.user);
         let storm = Storm::begin(world, port, ATTEMPTS);
         let beside = Storm::begin(&neighbour, port, NEIGHBOURS);
-        let open_at_once = kept.lock().unwrap().len() as u64;
+        let open_at_once = connections.lock().unwrap().len() as u64;
         // What a door may have open: both ends of each, and a part for the rest.
         let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         let possible = ((descriptors - descriptors / 16) / 2).min(ATTEMPTS);
-        kept.lock().unwrap().clear();
+        connections.lock().unwrap().clear();
         let (first, second) = (storm.end(ATTEMPTS), beside.end(NEIGHBOURS));
         assert_eq!((first.open, second.open), (possible, NEIGHBOURS));
         assert_eq!(open_at_once, first.open + second.open);

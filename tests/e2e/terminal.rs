@@ -122,8 +122,8 @@ impl Terminal {
     /// Whether `text` is printed, after what was expected before, while the
     /// program still runs.
     #[track_caller]
-    pub fn sees_before_its_end(&mut self, text: &str, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    pub fn sees_before_its_end(&mut self, text: &str, wait_limit: Duration) -> bool {
+        let deadline = Instant::now() + wait_limit;
         loop {
             if let Some(at) = self.text[self.seen..].find(text) {
                 self.seen += at + text.len();
@@ -142,9 +142,9 @@ impl Terminal {
     pub fn press(&mut self, keys: &str) {
         // A person reads what is shown to its end, and then needs a moment; keys pressed
         // before the question stands there do not count.
-        let patience = Instant::now() + READ_WITHIN;
+        let wait_limit = Instant::now() + READ_WITHIN;
         let mut shown = None;
-        while shown != Some(self.text.len()) && Instant::now() < patience {
+        while shown != Some(self.text.len()) && Instant::now() < wait_limit {
             shown = Some(self.text.len());
             let quiet = Instant::now() + QUIET;
             while Instant::now() < quiet && self.read(quiet.saturating_duration_since(Instant::now())) {}
@@ -181,9 +181,9 @@ impl Terminal {
 
     /// Whether lines are edited, echoed and interrupted, as before any program.
     pub fn is_cooked(&self) -> bool {
-        let wanted = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
+        let expected = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
         let modes = tcgetattr(&self.screen).unwrap();
-        modes.local_modes.contains(wanted) && modes.output_modes.contains(OutputModes::OPOST)
+        modes.local_modes.contains(expected) && modes.output_modes.contains(OutputModes::OPOST)
     }
 
     /// A signal to the program alone.
@@ -243,10 +243,10 @@ impl Terminal {
 }
 /// It ends with this code, and its terminal is as it was; what was shown.
 #[track_caller]
-pub fn ends(mut terminal: Terminal, wanted: i32) -> String {
+pub fn ends(mut terminal: Terminal, expected: i32) -> String {
     terminal.outlives_its_program();
     assert!(terminal.is_cooked(), "the terminal was not given back: {}", terminal.text);
     let (code, text) = terminal.finish();
-    assert_eq!(code, wanted, "{text}");
+    assert_eq!(code, expected, "{text}");
     text
 }

@@ -7,7 +7,7 @@ use std::fs;
 use rustix::process::Signal;
 use stockade_testkit::ProgramEnd;
 
-use crate::life::none_left;
+use crate::life::assert_none_left;
 use crate::terminal::{Terminal, ends};
 use crate::world::{World, each_user, one_user};
 
@@ -98,7 +98,7 @@ fn a_shell_has_job_control() {
             for complaint in ["job control", "terminal process group", "Inappropriate ioctl"] {
                 assert!(!text.contains(complaint), "{text}");
             }
-            none_left(&marker);
+            assert_none_left(&marker);
         }
     });
 }
@@ -170,15 +170,15 @@ fn the_terminal_is_given_back_whatever_ends_the_run() {
                 terminal.expect("ready");
                 terminal.signal(signal);
                 ends(terminal, code);
-                none_left(&marker);
+                assert_none_left(&marker);
             }
             let late = start(world, &["--level", level, "--timeout", "1s"], &["sh", "-c", &script]);
             ends(late, 124);
             ends(start(world, &["--level", level], &["no-such-program"]), 127);
-            let mut gone = start(world, &["--level", level], &["sh", "-c", &script]);
-            gone.expect("ready");
-            gone.hang_up();
-            none_left(&marker);
+            let mut lost_terminal = start(world, &["--level", level], &["sh", "-c", &script]);
+            lost_terminal.expect("ready");
+            lost_terminal.hang_up();
+            assert_none_left(&marker);
         }
     });
 }
@@ -198,8 +198,8 @@ fn the_persons_terminal_is_out_of_reach() {
     each_user(|world| {
         for level in LEVELS {
             let text = ends(start(world, &["--level", level], &["python3", "-c", TRYING]), 0);
-            for told in ["TIOCSTI 1\n", "TIOCCONS 1\n", "TIOCSETD 1\n", "True True\n", "controls True\n"] {
-                assert!(text.contains(told), "`{told}` at level {level}: {text}");
+            for expected_text in ["TIOCSTI 1\n", "TIOCCONS 1\n", "TIOCSETD 1\n", "True True\n", "controls True\n"] {
+                assert!(text.contains(expected_text), "`{expected_text}` at level {level}: {text}");
             }
         }
     });

@@ -395,8 +395,8 @@ fn a_run_without_undo_keeps_nothing_and_no_run_sees_what_is_kept() {
             let script = format!("rm src/a.rs; rm -rf {place}/*; ! cat {place}/*/journal {place}/*/objects/0");
             let file = world.file("out/script.sh", &script).display().to_string();
             world.passes(&["--undo", "--level", level], &["sh", &file]);
-            let kept = tree(&state(world)).into_keys().filter(|path| path.ends_with("objects/0")).count();
-            assert_eq!(kept, 1, "{level}");
+            let object_count = tree(&state(world)).into_keys().filter(|path| path.ends_with("objects/0")).count();
+            assert_eq!(object_count, 1, "{level}");
             undone(world, &["--forget"]);
             assert!(tree(&state(world)).into_keys().all(|path| !path.ends_with("journal")), "{level}");
             assert!(!world.workspace().join("src/a.rs").exists(), "{level}");

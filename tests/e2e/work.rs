@@ -179,8 +179,8 @@ fn a_clone_keeps_relative_addresses_of_modules() {
         let planted = "[submodule \"lib\"]\n\tpath = lib\n\turl = ../other\n\tupdate = !touch ran\n";
         world.file("ws/planted", planted);
         world.run(&world.stockade(&[], &["cp", "planted", ".gitmodules"]));
-        let kept = fs::read_to_string(world.workspace().join(".gitmodules")).unwrap_or_default();
-        assert!(!kept.contains("touch"), "{kept}");
+        let modules_text = fs::read_to_string(world.workspace().join(".gitmodules")).unwrap_or_default();
+        assert!(!modules_text.contains("touch"), "{modules_text}");
     });
 }
 

@@ -47,7 +47,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "works-read",
         text: Some("ls /bin/sh && head -1 /etc/passwd && cat README.md && cat \"$OUT/canary\" && echo WORKED"),
-        judge: worked,
+        check_result: worked,
         control: MUST_WORK,
         ..ROW
     },
@@ -57,7 +57,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "ls -la && cat README.md && git status --short && git log --oneline | cat && echo t > \"${TMPDIR:-/tmp}/t\" && echo WORKED",
         ),
-        judge: worked,
+        check_result: worked,
         control: MUST_WORK,
         ..ROW
     },
@@ -66,9 +66,9 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for d in null zero full random urandom tty; do stat -c '%n %F %t:%T' /dev/$d; done; echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 8 /dev/urandom | wc -c && echo x 2>/dev/null > /dev/full || echo WORKED",
         ),
-        judge: |s| {
-            let wanted = ["null 1:3", "zero 1:5", "full 1:7", "random 1:8", "urandom 1:9", "tty 5:0"];
-            let missing = wanted.iter().filter(|w| {
+        check_result: |s| {
+            let expected_devices = ["null 1:3", "zero 1:5", "full 1:7", "random 1:8", "urandom 1:9", "tty 5:0"];
+            let missing = expected_devices.iter().filter(|w| {
                 let (name, numbers) = w.split_once(' ').unwrap_or_default();
                 !s.lines().any(|l| l == format!("/dev/{name} character special file {numbers}"))
             });
@@ -82,7 +82,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "set -e; echo a > f; echo b >> f; mkdir -p d/e; mv f d/g; ln d/g h; ln -s d/g s; echo c > s; chmod 640 d/g; touch -d 2001-01-01 d/g; truncate -s 1 h; mkfifo p; (echo x > p &); test \"$(cat p)\" = x; rm p s h; rmdir d/e; cp -a src src2; rm -r src2; test \"$(stat -c '%a %s %Y' d/g)\" = \"640 1 $(stat -c %Y d/g)\"; sed -i s/c/d/ d/g; echo WORKED",
         ),
-        judge: worked,
+        check_result: worked,
         control: MUST_WORK,
         ..ROW
     },
@@ -91,7 +91,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "umask 027; echo x > a; mkdir b; mkfifo c; stat -c %a a b c | tr '\\n' ' '; umask 0; echo x > d; stat -c %a d",
         ),
-        judge: |s| {
+        check_result: |s| {
             if s.output.stdout.contains("640 750 640 666") {
                 Vec::new()
             } else {
@@ -106,7 +106,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "set -e; t=$(mktemp -d); echo x > $t/f; mv $t/f $t/g; chmod 600 $t/g; ln -s g $t/l; rm -r $t; echo x > \"${TMPDIR:-/tmp}/stays\"; echo WORKED",
         ),
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = worked(s);
             if fs::symlink_metadata("/tmp/stays").is_ok() {
                 breaches.push("the private temp is the host's /tmp".to_owned());
@@ -119,7 +119,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "works-process-substitution",
         text: Some("diff <(echo a) <(echo a) && echo x > >(cat) && exec 3< <(echo WORKED) && cat <&3"),
-        judge: worked,
+        check_result: worked,
         control: MUST_WORK,
         ..ROW
     },
@@ -128,7 +128,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "mkdir child && cd child && test \"$(git rev-parse --show-toplevel)\" = \"$WS\" && git status --short > /dev/null && git init -q . && test \"$(git rev-parse --show-toplevel)\" = \"$WS/child\" && echo WORKED; echo x > .git/hooks/pre-commit",
         ),
-        judge: |s| {
+        check_result: |s| {
             let guarded = ["ws/child/.git/hooks/pre-commit", "ws/.git/hooks", "ws/.git/config"];
             worked(s).into_iter().chain(guarded.iter().flat_map(|path| s.refuse_change(path))).collect()
         },
@@ -141,7 +141,7 @@ pub const ROWS: &[Row] = &[
         id: "works-missing-grant",
         options: &["--grant", "write $LAB/missing/deep"],
         text: Some("echo x > f && echo WORKED"),
-        judge: worked,
+        check_result: worked,
         control: MUST_WORK,
         ..ROW
     },
@@ -151,7 +151,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "echo x > \"$OUT/p\" && mkdir \"$OUT/d\" && mv \"$OUT/p\" \"$OUT/d/q\" && mv \"$OUT/d/q\" . && echo WORKED; echo x > \"$OUT/../home/.bashrc\"; mkdir -p \"$OUT/.git/hooks\"; echo x > \"$OUT/.git/hooks/pre-commit\"",
         ),
-        judge: |s| {
+        check_result: |s| {
             let git = s.changes.iter().any(|c| c.path.ends_with(".git/hooks/pre-commit"));
             let mut breaches = worked(s);
             if git {
@@ -167,7 +167,7 @@ pub const ROWS: &[Row] = &[
         id: "grant-file",
         options: &["--grant", "write $OUT/canary"],
         text: Some("echo x >> \"$OUT/canary\" && echo WORKED; echo x > \"$OUT/p\"; mv \"$OUT/canary\" \"$OUT/q\""),
-        judge: |s| {
+        check_result: |s| {
             let other = s
                 .changes
                 .iter()
@@ -184,7 +184,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "echo x > f && git add f && git commit -q -m x && echo WORKED; echo x > .git/hooks/pre-commit; git config core.fsmonitor x; mv .git/hooks .git/h; mv .git g && mkdir -p .git/hooks && echo x > .git/hooks/post-commit",
         ),
-        judge: |s| {
+        check_result: |s| {
             let inner = |p: &&stockade_testkit::TreeChange| {
                 p.path.starts_with("ws/.git/hooks") || p.path.starts_with("ws/g") || p.path.starts_with("ws/.git/h")
             };
@@ -209,7 +209,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for d in .git .codex .aws .claude; do echo x > $d/p; mkdir $d/q; mv $d $d.x; chmod 777 $d; touch $d; ln -sf /tmp $d/l; rm -rf $d; done 2>/dev/null; echo ok > sibling && mkdir dir && echo x > dir/f && echo WORKED",
         ),
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = worked(s);
             if s.output.stderr.contains("panicked") {
                 breaches.push(format!("noise: {}", s.output.stderr));
@@ -230,15 +230,15 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for d in .codex .claude .agents .vscode .idea .stockade .hg; do mkdir $d; echo x > $d; ln -s src $d; cp -r src $d; mv src $d; mkfifo $d; done 2>/dev/null; for f in .bashrc .envrc .mcp.json .gitmodules .stockade.toml rust-toolchain .npmrc; do echo x > $f; mkdir $f; echo x > t; mv t $f; ln t $f; ln -s t $f; cp README.md $f; done 2>/dev/null; mkdir -p sub/deep && cd sub/deep && echo x > .envrc; mkdir -p .git/hooks; python3 -c 'import os; os.mknod(\".profile\")'; echo WORKED",
         ),
-        judge: |s| {
+        check_result: |s| {
             let modules = fs::read_to_string(s.lab.path("ws/.gitmodules")).unwrap_or_default();
             let written = (!modules.is_empty()).then(|| format!("written: {modules}"));
             // A comment is all that the README says to those that read settings.
             let text = |name: &str| fs::read_to_string(s.lab.path(&format!("ws/{name}"))).unwrap_or_default();
             let says = |name: &&str| !text(name).is_empty() && text(name) != text("README.md");
-            let said =
+            let settings_text =
                 [".npmrc", "rust-toolchain"].into_iter().filter(says).map(|name| format!("{name}: {}", text(name)));
-            worked(s).into_iter().chain(written).chain(settings_that_say_something(s)).chain(said).collect()
+            worked(s).into_iter().chain(written).chain(settings_that_say_something(s)).chain(settings_text).collect()
         },
         may_change: &["ws/sub/deep/.git", "ws/.gitmodules", "ws/.vscode", "ws/.npmrc", "ws/rust-toolchain"],
         control: Same(Ordinary, "ws/.codex created"),
@@ -247,7 +247,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "metadata-nothing-left",
         text: Some("ls -A; true"),
-        judge: |s| s.changes.iter().map(|c| format!("left behind: {c}")).collect(),
+        check_result: |s| s.changes.iter().map(|c| format!("left behind: {c}")).collect(),
         control: Text(Ordinary, "touch x"),
         ..ROW
     },
@@ -260,7 +260,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "echo y > .codex/config.toml; rm .codex; ln -sfn /tmp .codex; mv .codex c; mv real r2 && mkdir real && echo z > real/config.toml",
         ),
-        judge: |s| s.refuse_change("ws/real/config.toml"),
+        check_result: |s| s.refuse_change("ws/real/config.toml"),
         control: Same(Ordinary, "ws/real/config.toml"),
         ..ROW
     },
@@ -275,7 +275,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "metadata-hard-link",
-        judge: |s| {
+        check_result: |s| {
             let settings = fs::read_to_string(s.lab.path("ws/.git/config")).unwrap_or_default();
             let is_changed = settings.lines().any(|line| line == "x");
             let other = is_changed.then(|| "ws/.git/config was written by another name".to_owned());
@@ -332,7 +332,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "out-races",
         text: Some("\"$PROBES/race-open\" \"$OUT\" 4"),
-        judge: |s| {
+        check_result: |s| {
             let tries = s.lines().find_map(|l| l.strip_prefix("tries ")?.parse::<u64>().ok()).unwrap_or(0);
             if tries < 100 / u64::from(slowness_factor()) { vec![format!("only {tries} tries")] } else { Vec::new() }
         },
@@ -366,7 +366,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "echo x > own; chown 54321 own; chgrp 54321 own; echo x >> foreign; chmod 777 foreign; chown 0 foreign",
         ),
-        judge: |s| {
+        check_result: |s| {
             let foreign = crate::harness_is_root();
             let mut breaches = if foreign { s.refuse_change("ws/foreign") } else { Vec::new() };
             if fs::metadata(s.lab.path("ws/own")).is_ok_and(|m| m.uid() == 54321 || m.gid() == 54321) {
@@ -382,7 +382,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "mknod b b 8 0; mknod c c 1 1; /usr/bin/python3 -c 'import os,stat; os.mknod(\"d\", 0o600|stat.S_IFBLK, os.makedev(8,0))'; mknod /tmp/e c 1 1 && head -c 1 /tmp/e > /dev/null && echo READ-MEMORY",
         ),
-        judge: |s| {
+        check_result: |s| {
             let devices = ["b", "c", "d"].iter().filter(|n| {
                 fs::symlink_metadata(s.lab.path("ws").join(n))
                     .is_ok_and(|m| m.file_type().is_block_device() || m.file_type().is_char_device())
@@ -397,7 +397,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "cp /bin/cat s && chmod 4755 s; cp /bin/cat g && chmod 2755 g; /usr/bin/python3 -c 'import os; os.close(os.open(\"o\", os.O_CREAT|os.O_WRONLY, 0o4755))'; install -m 6755 /bin/cat i",
         ),
-        judge: |s| {
+        check_result: |s| {
             let set_id = ["s", "g", "o", "i"]
                 .iter()
                 .filter(|n| fs::metadata(s.lab.path("ws").join(n)).is_ok_and(|m| m.mode() & 0o6000 != 0));
@@ -410,7 +410,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "signal-host-process",
         text: Some("kill -CONT $HOSTPID && echo SIGNALLED; kill -9 $HOSTPID; sleep 0.2"),
-        judge: |s| s.refuse_line("SIGNALLED"),
+        check_result: |s| s.refuse_line("SIGNALLED"),
         control: Same(Ordinary, "canary process"),
         unpromised: SIGNALS,
         ..ROW
@@ -419,7 +419,7 @@ pub const ROWS: &[Row] = &[
         id: "tiocsti-high-bits",
         text: Some("\"$PROBES/tiocsti-high\""),
         launch: Launch::Terminal,
-        judge: |s| s.refuse_line("HOST-READ:echo canary"),
+        check_result: |s| s.refuse_line("HOST-READ:echo canary"),
         control: Same(Ordinary, "HOST-READ"),
         control_not_here: no_keystrokes,
         ..ROW
@@ -429,7 +429,7 @@ pub const ROWS: &[Row] = &[
         id: "no-terminal-of-the-persons",
         text: Some(CONTROLLING),
         launch: Launch::Terminal,
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = s.refuse_line("THE-PERSONS");
             if !s.lines().any(|l| l == "ANOTHER" || l == "NONE") {
                 breaches.push(format!("it did not look: {}", s.output.stdout));
@@ -444,7 +444,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for i in $(seq 200); do (true &) ; done; sleep 0.5; echo \"ZOMBIES $(grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l)\"",
         ),
-        judge: |s| if s.lines().any(|l| l == "ZOMBIES 0") { Vec::new() } else { vec![s.output.stdout.clone()] },
+        check_result: |s| if s.lines().any(|l| l == "ZOMBIES 0") { Vec::new() } else { vec![s.output.stdout.clone()] },
         control: NoControl("whoever reaps outside is the host's own init"),
         full_only: Some("the host's processes are counted too"),
         ..ROW
@@ -453,7 +453,7 @@ pub const ROWS: &[Row] = &[
         id: "time-out",
         options: &["--timeout", "1s"],
         text: Some("trap '' TERM INT HUP; setsid sleep 300 & (sleep 300 &) ; sleep 300; sleep 300"),
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = s.expect_code(124);
             if s.outcome.is_some_and(|o| o["status"] != "timed_out") {
                 breaches.push("the outcome does not say timed_out".to_owned());
@@ -504,8 +504,8 @@ pub const ROWS: &[Row] = &[
     Row { id: "same-answers", control: Own, special: Some(launch::same_answers), ..ROW },
     Row { id: "exit-codes", control: Own, special: Some(launch::exit_codes), ..ROW },
     Row { id: "closed-descriptors", control: Own, special: Some(launch::closed_descriptors), ..ROW },
-    Row { id: "killed-front", control: Own, special: Some(launch::killed_front), ..ROW },
-    Row { id: "ended-front", control: Own, special: Some(launch::ended_front), ..ROW },
+    Row { id: "killed-front", control: Own, special: Some(launch::kill_supervisor), ..ROW },
+    Row { id: "ended-front", control: Own, special: Some(launch::end_supervisor), ..ROW },
     Row { id: "workspace-in-tmp", control: Own, special: Some(launch::workspace_in_tmp), ..ROW },
     Row {
         id: "workspace-swapped",

@@ -54,22 +54,22 @@ pub fn why_not(row: &Row, kind: &Kind) -> Option<&'static str> {
 
 /// That no process has anything of a task's worlds any more; asked from outside of the
 /// namespaces that it was played in.
-pub fn demand_gone(task: &Task, session: &Path) -> Result<()> {
+pub fn require_gone(task: &Task, session: &Path) -> Result<()> {
     if task.container().is_none() {
         return Ok(());
     }
-    demand_unused(&task.labs(session))
+    require_unused(&task.labs(session))
 }
 
 /// That no process has anything of this directory.
-pub fn demand_unused(directory: &Path) -> Result<()> {
+pub fn require_unused(directory: &Path) -> Result<()> {
     let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
     loop {
-        let left = processes_at(directory);
-        if left.is_empty() {
+        let leftovers = processes_at(directory);
+        if leftovers.is_empty() {
             return Ok(());
         }
-        ensure!(Instant::now() < give_up, "left behind: {}", left.join(", "));
+        ensure!(Instant::now() < give_up, "left behind: {}", leftovers.join(", "));
         sleep(Duration::from_millis(20));
     }
 }
@@ -100,15 +100,15 @@ fn play(world: &World, row: &Row, lab: &mut TestLab, place: &Place, written: &[S
     let before = world.before(lab);
     let output = run_as(&UserAccount::for_user(TestUser::Root)?, &attack(place, lab, row, written)?)?;
     let outcome = World::outcome(lab);
-    let left = place.left()?;
+    let leftovers = place.leftovers()?;
     if let Some(why) = did_not_run(&output, outcome.as_ref(), place.level()) {
         return Ok(Verdict::NotRun(why));
     }
     // The walls of the command itself are those of the lower level.
     let behind = Behind { level: Some(Level::Restricted), in_container: true };
-    Ok(match world.judge(row, lab, &before, &output, outcome.as_ref(), behind) {
-        Verdict::Breached(breaches) => Verdict::Breached([breaches, left].concat()),
-        Verdict::Contained => Verdict::from_breaches(left),
+    Ok(match world.check_result(row, lab, &before, &output, outcome.as_ref(), behind) {
+        Verdict::Breached(breaches) => Verdict::Breached([breaches, leftovers].concat()),
+        Verdict::Contained => Verdict::from_breaches(leftovers),
         other => other,
     })
 }
@@ -155,5 +155,5 @@ fn write(world: &World, row: &Row, lab: &TestLab, kind: &Kind) -> Result<Vec<Str
     let attempt = [program.to_owned(), format!("{probes}/{name}")];
     let afresh = ["/bin/sh".to_owned(), format!("{probes}/afresh.sh")];
     // gVisor takes its time for each program: there it has run by then.
-    Ok(if kind.has_native_walls() { afresh.into_iter().chain(attempt).collect() } else { attempt.into() })
+    Ok(if kind.has_native_isolation() { afresh.into_iter().chain(attempt).collect() } else { attempt.into() })
 }

@@ -21,7 +21,7 @@ pub const ROWS: &[Row] = &[
              for a in 'rm -f' 'chmod 777' 'touch' 'truncate -s 0' 'mv -t /tmp' 'ln -t /workspace'; do $a /.stockade; done 2>/dev/null\n\
              cp /bin/true /tmp/other; mv /tmp/other /.stockade 2>/dev/null && echo WROTE; true",
         ),
-        judge: |s| s.refuse_line("WROTE"),
+        check_result: |s| s.refuse_line("WROTE"),
         control: Text(
             Ordinary,
             "cp /bin/sleep s; ./s 0.3 & sleep 0.1; exec 7</proc/$!/exe; wait; echo x >> /proc/self/fd/7 && echo CONTROL-BREACH",
@@ -37,7 +37,7 @@ pub const ROWS: &[Row] = &[
              test -e $g/$f && echo 1 > $g/$f && echo \"WROTE $g/$f\"\ndone\ndone 2>/dev/null\n\
              mount -t tmpfs t /sys/fs/cgroup && echo WROTE; true",
         ),
-        judge: |s| s.refuse_line("WROTE"),
+        check_result: |s| s.refuse_line("WROTE"),
         control: Text(
             Root,
             "g=/sys/fs/cgroup; test -d $g/pids && g=$g/pids; mkdir $g/stockade-control && rmdir $g/stockade-control && echo CONTROL-BREACH",
@@ -53,7 +53,7 @@ pub const ROWS: &[Row] = &[
              (: >> $f) && echo \"WROTE $f\"\n\
              test -n \"$(head -c 1 $f | tr '\\0' x)\" && echo \"READ $f\"\ndone 2>/dev/null; true",
         ),
-        judge: |s| [s.refuse_line("WROTE"), s.refuse_line("READ")].concat(),
+        check_result: |s| [s.refuse_line("WROTE"), s.refuse_line("READ")].concat(),
         control: Text(Root, "f=/proc/sys/kernel/core_pattern; cat $f > $f && echo CONTROL-BREACH"),
         ..ROW
     },
@@ -62,7 +62,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo \"READ $d\"; done 2>/dev/null; true",
         ),
-        judge: |s| s.refuse_line("READ"),
+        check_result: |s| s.refuse_line("READ"),
         control: Text(
             Root,
             "for d in $(ls /sys/block); do head -c 1 /dev/$d > /dev/null && echo CONTROL-BREACH; done 2>/dev/null; true",

@@ -77,10 +77,10 @@ pub fn exit_codes(world: &World, level: Option<Level>) -> Result<Verdict> {
     for (argv, code, status) in cases {
         let _ = fs::remove_file(lab.path("state/outcome.json"));
         let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", &[], argv))?;
-        let told = World::outcome(&lab).map(|o| o["status"].to_string()).unwrap_or_default();
-        if output.ended != ProgramEnd::Code(code) || told.trim_matches('"') != status {
+        let reported_status = World::outcome(&lab).map(|o| o["status"].to_string()).unwrap_or_default();
+        if output.ended != ProgramEnd::Code(code) || reported_status.trim_matches('"') != status {
             breaches.push(format!(
-                "{argv:?}: {:?} {told}, not {code} {status}: {}",
+                "{argv:?}: {:?} {reported_status}, not {code} {status}: {}",
                 output.ended,
                 output.stderr.trim_end()
             ));
@@ -131,7 +131,7 @@ pub fn closed_descriptors(world: &World, level: Option<Level>) -> Result<Verdict
 }
 
 /// SIGKILL of the front at many moments: nothing lives on, nothing is left.
-pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
+pub fn kill_supervisor(world: &World, level: Option<Level>) -> Result<Verdict> {
     let text = "setsid sleep 300 & (sleep 300 &); (while :; do (sleep 0.01 &); done) & sleep 300";
     let mut lab = world.lab()?;
     let Some(level) = level else {
@@ -141,8 +141,8 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
         thread::sleep(Duration::from_millis(300) * slowness_factor());
         running.send_signal(Signal::KILL)?;
         running.wait_for_end()?;
-        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(300));
-        return Ok(if left.is_empty() { Verdict::NotRun("nothing was left".to_owned()) } else { as_it_should() });
+        let leftovers = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(300));
+        return Ok(if leftovers.is_empty() { Verdict::NotRun("nothing was left".to_owned()) } else { as_it_should() });
     };
     let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
     let command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
@@ -160,7 +160,7 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
         running.send_signal(Signal::KILL)?;
         let output = running.wait_for_end()?;
         started += u64::from(output.stdout.contains(BEGIN));
-        let verdict = world.judge(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level));
+        let verdict = world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level));
         if verdict != Verdict::Contained {
             return Ok(verdict);
         }
@@ -192,7 +192,7 @@ fn temporary_entries(lab: &TestLab) -> Vec<String> {
 }
 
 /// The polite signals end the tree too.
-pub fn ended_front(world: &World, level: Option<Level>) -> Result<Verdict> {
+pub fn end_supervisor(world: &World, level: Option<Level>) -> Result<Verdict> {
     let Some(level) = level else { return Ok(as_it_should()) };
     let text = "trap '' TERM INT HUP QUIT; setsid sleep 300 & (sleep 300 &); while :; do sleep 1; done";
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
@@ -212,7 +212,7 @@ pub fn ended_front(world: &World, level: Option<Level>) -> Result<Verdict> {
         if output.ended == ProgramEnd::Code(0) {
             return Ok(Verdict::Breached(vec![format!("{signal:?}: ended as if all was well")]));
         }
-        match world.judge(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level)) {
+        match world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level)) {
             Verdict::Contained => {}
             Verdict::Breached(b) => {
                 return Ok(Verdict::Breached(b.iter().map(|b| format!("{signal:?}: {b}")).collect()));
@@ -239,7 +239,7 @@ fn worked_and_contained(
     {
         return Ok(Verdict::NotRun(why));
     }
-    let verdict = world.judge(&JUDGE_ONLY, lab, &before, &output, None, level);
+    let verdict = world.check_result(&JUDGE_ONLY, lab, &before, &output, None, level);
     Ok(match verdict {
         Verdict::Contained if !output.stdout.contains("WORKED") => {
             Verdict::Breached(vec![format!("the workspace cannot be used: {}", output.combined_text())])
@@ -271,17 +271,17 @@ pub fn workspace_is_a_link(world: &World, level: Option<Level>) -> Result<Verdic
     symlink(lab.path("ws"), lab.path("way"))?;
     let path =
         script(&lab, "probe.sh", &format!("echo {BEGIN}\ncd \"$1\"\n{}\n", lab.names.replace_names(WRITE_IN_AND_OUT)))?;
-    let way = lab.path("way").display().to_string();
+    let workspace_link = lab.path("way").display().to_string();
     let command = match level {
         Some(level) => {
-            let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path, &way]);
+            let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path, &workspace_link]);
             let place = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
             if let Some(value) = command.argv.get_mut(place + 1) {
-                value.clone_from(&way.clone().into());
+                value.clone_from(&workspace_link.clone().into());
             }
             command
         }
-        None => lab.build_command("/bin/bash").args([&path, &way]),
+        None => lab.build_command("/bin/bash").args([&path, &workspace_link]),
     };
     worked_and_contained(world, &mut lab, &command, level)
 }

@@ -13,7 +13,7 @@ use stockade_testkit::{ProgramEnd, TestCommand, TestLab, TestUser, UserAccount, 
 use stockade_tests::Level;
 use stockade_tests::engines::{engine_name, image_file, socket_address};
 
-use crate::contained::{GOES_WITHIN, demand_unused};
+use crate::contained::{GOES_WITHIN, require_unused};
 use crate::row::Row;
 use crate::way::{KINDS, Kind};
 use crate::world::{World, open_directory};
@@ -98,7 +98,7 @@ impl Place {
         let image =
             fs::read_to_string(image_file(&world.session, kind.engine)).context("reading the image's digest")?;
         // Where nothing keeps protected names nothing is bound that the host trusts.
-        let work = if kind.has_native_walls() { "--bind" } else { "--copy" };
+        let work = if kind.has_native_isolation() { "--bind" } else { "--copy" };
         let mut command = place
             .stockade(lab.build_command(&place.program().display().to_string()), "create")
             .args(["--backend", engine_name(kind.engine), "--image", image.trim()])
@@ -149,11 +149,16 @@ impl Place {
     /// Puts the world's workspace into it. Where it is one of the host, it is then that of
     /// the world: its own directory, which the sandbox was made with, mounted there.
     pub fn furnish(&self, lab: &TestLab) -> Result<()> {
-        if !self.kind.has_native_walls() {
-            let way = "set -o pipefail; tar -c -C \"$0\" . | exec \"$@\"";
+        if !self.kind.has_native_isolation() {
+            let pipe_script = "set -o pipefail; tar -c -C \"$0\" . | exec \"$@\"";
             let command = self.plain("exec").args([self.id(), "--", "/bin/sh", "-c", ANEW]);
-            return done(&command.with_prefix(["/bin/bash", "-c", way, &lab.workspace().display().to_string()]))
-                .map(drop);
+            return done(&command.with_prefix([
+                "/bin/bash",
+                "-c",
+                pipe_script,
+                &lab.workspace().display().to_string(),
+            ]))
+            .map(drop);
         }
         for entry in fs::read_dir(lab.workspace())? {
             let entry = entry?;
@@ -164,8 +169,8 @@ impl Place {
 
     /// What goes on in the container beside its first process, for which everybody has
     /// the time that they need to go. gVisor's processes are its own.
-    pub fn left(&self) -> Result<Vec<String>> {
-        if !self.kind.has_native_walls() {
+    pub fn leftovers(&self) -> Result<Vec<String>> {
+        if !self.kind.has_native_isolation() {
             return Ok(Vec::new());
         }
         let container = format!("stockade-{}", self.id);
@@ -173,9 +178,9 @@ impl Place {
         let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
         loop {
             let listed = done(&top)?;
-            let left: Vec<String> = listed.lines().skip(2).map(|line| format!("left running: {line}")).collect();
-            if left.is_empty() || Instant::now() > give_up {
-                return Ok(left);
+            let leftovers: Vec<String> = listed.lines().skip(2).map(|line| format!("left running: {line}")).collect();
+            if leftovers.is_empty() || Instant::now() > give_up {
+                return Ok(leftovers);
             }
             sleep(Duration::from_millis(20));
         }
@@ -183,7 +188,7 @@ impl Place {
 
     /// Ends its use for a row. It is lent to another only where the attempt was contained.
     pub fn end(self, world: &World, lab: &TestLab, contained: bool) -> Result<()> {
-        let unmounted = match self.kind.has_native_walls() {
+        let unmounted = match self.kind.has_native_isolation() {
             true => done(&host("/bin/umount").arg(lab.workspace())).map(drop),
             false => Ok(()),
         };
@@ -226,7 +231,7 @@ pub fn close(session: &Path) -> Result<()> {
         let (kind, home) = kind.zip(parts.next_back()).with_context(|| format!("what is {name}?"))?;
         let place = Place::at(session, kind, homes(session).join(home), Some(waits))?;
         place.destroy()?;
-        demand_unused(&place.home)?;
+        require_unused(&place.home)?;
     }
     Ok(())
 }
@@ -249,6 +254,6 @@ fn done(command: &TestCommand) -> Result<String> {
 }
 
 /// The options of a row whose name is wanted, each with its value.
-pub fn options(row: &Row, wanted: impl Fn(&str) -> bool) -> Vec<&'static str> {
-    row.options.chunks(2).filter(|pair| wanted(pair[0])).flatten().copied().collect()
+pub fn options(row: &Row, is_selected: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    row.options.chunks(2).filter(|pair| is_selected(pair[0])).flatten().copied().collect()
 }

@@ -139,7 +139,7 @@ fn why_not(row: &Row, user: TestUser, way: Way) -> Option<String> {
 }
 
 /// Whether a task is played; where it is not, it is told why.
-fn kept(not_here: &mut Vec<SkippedTask>, task: &Task, why_not: Option<&str>) -> bool {
+fn keep_or_skip(not_here: &mut Vec<SkippedTask>, task: &Task, why_not: Option<&str>) -> bool {
     not_here.extend(why_not.map(|why| SkippedTask { task: task.to_string(), why: why.to_owned() }));
     why_not.is_none()
 }
@@ -147,23 +147,23 @@ fn kept(not_here: &mut Vec<SkippedTask>, task: &Task, why_not: Option<&str>) -> 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let wanted = Wanted::of(arguments);
+    let selection = Wanted::of(arguments);
     check_completeness(&cases::load(TABLE)?)?;
     let (mut here, mut not_here) = tasks(&rows());
     here.retain(|task| {
-        wanted.names(&task.to_string())
+        selection.names(&task.to_string())
             && !(has("--controls") && task.run.is_some())
             && (!has("--native") || is_native(&task.to_string()))
             && !(has("--no-controls") && task.run.is_none())
     });
-    not_here.retain(|n| wanted.names(&n.task) && (!has("--native") || is_native(&n.task)));
+    not_here.retain(|n| selection.names(&n.task) && (!has("--native") || is_native(&n.task)));
     let all = here.len();
-    here = wanted.narrowed(here, Task::turn);
+    here = selection.narrowed(here, Task::turn);
     if has("--list") {
         here.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    wanted.tell(here.len(), all);
+    selection.tell(here.len(), all);
     let session = build::session(!has("--controls"))?;
     if !has("--controls") {
         let reported = reported(&session.path().join("stockade"))?;
@@ -176,7 +176,9 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         }));
     }
     let engines = contained::start_engines(session.path(), &here)?;
-    here.retain(|task| kept(&mut not_here, task, task.container().and_then(|kind| engines.why_missing(kind.engine))));
+    here.retain(|task| {
+        keep_or_skip(&mut not_here, task, task.container().and_then(|kind| engines.why_missing(kind.engine)))
+    });
     let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());
     let mut tally = run_tasks(native, PARALLEL, |task| start_task(task, session.path()));
     tally.add_results(run_tasks(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
@@ -193,8 +195,9 @@ fn reported(program: &Path) -> Result<String> {
         .args(["doctor", "--json"])
         .output()
         .context("asking the program's doctor")?;
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("reading what the doctor said")?;
-    let level = told["levels"].as_array().into_iter().flatten().find(|level| level["level"] == "restricted");
+    let doctor_report: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("reading what the doctor said")?;
+    let level = doctor_report["levels"].as_array().into_iter().flatten().find(|level| level["level"] == "restricted");
     Ok(level.context("the doctor said nothing of level restricted")?["enforced"].to_string())
 }
 
@@ -233,6 +236,6 @@ fn start_task(task: &Task, session: &Path) -> Result<ProgramOutput> {
         ]);
     }
     let output = run_as(&own, &command)?;
-    contained::demand_gone(task, session)?;
+    contained::require_gone(task, session)?;
     Ok(output)
 }

@@ -168,7 +168,7 @@ pub struct Row {
     /// How it is started.
     pub launch: Launch,
     /// What is judged beside what is judged for all.
-    pub judge: fn(&Seen<'_>) -> Vec<String>,
+    pub check_result: fn(&Seen<'_>) -> Vec<String>,
     /// Changes in the world that are no breach: paths.
     pub may_change: &'static [&'static str],
     /// What proves that the judgement can fail.
@@ -197,7 +197,7 @@ pub const ROW: Row = Row {
     options: &[],
     prepare: |_| Ok(()),
     launch: Launch::Plain,
-    judge: |_| Vec::new(),
+    check_result: |_| Vec::new(),
     may_change: &[],
     control: Control::None(""),
     control_needs_root: false,

@@ -49,7 +49,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0013",
         args: &["a", "$OUT/canary"],
         prepare: |lab| lab.write_file("ws/a", "inside\n").map(drop),
-        judge: |s| s.refuse_change("ws/a"),
+        check_result: |s| s.refuse_change("ws/a"),
         control: Same(Ordinary, "out/canary"),
         ..ROW
     },
@@ -58,7 +58,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0017",
         launch: Launch::InheritedDescriptors,
-        judge: |s| {
+        check_result: |s| {
             let numbers =
                 s.lines().filter_map(|l| l.split(" -> ").next()?.split_whitespace().last()?.parse::<u32>().ok());
             numbers.filter(|n| *n > 3).map(|n| format!("descriptor {n} was inherited")).collect()
@@ -70,7 +70,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0018",
         launch: Launch::InheritedDescriptors,
         then: "print('DIRECTORIES', [n for n in range(3,256) if os.path.isdir('/proc/self/fd/%d'%n)])",
-        judge: |s| {
+        check_result: |s| {
             let clean = s.lines().any(|l| l == "DIRECTORIES []");
             if clean { Vec::new() } else { vec![format!("directory descriptors: {}", s.output.stdout)] }
         },
@@ -86,7 +86,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0025", control: Same(Ordinary, "ws/.git/hooks/pre-commit created"), ..ROW },
     Row {
         id: "esc-0028",
-        judge: |s| match fs::read_to_string(s.lab.path("ws/nogit/.git/config")) {
+        check_result: |s| match fs::read_to_string(s.lab.path("ws/nogit/.git/config")) {
             Ok(text) if text.contains("fsmonitor") => vec!["a new repository got a program to run".to_owned()],
             _ => Vec::new(),
         },
@@ -97,7 +97,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0029", control: Same(Ordinary, "ws/nogit/.git"), ..ROW },
     Row {
         id: "esc-0030",
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = s.refuse_change("ws/sub/.git/hooks/post-checkout");
             if fs::read_to_string(s.lab.path("ws/bare.d/config")).is_ok_and(|text| text.contains("fsmonitor")) {
                 breaches.push("a bare repository got a program to run".to_owned());
@@ -113,7 +113,7 @@ pub const ROWS: &[Row] = &[
     // Settings that say nothing are written.
     Row {
         id: "esc-0033",
-        judge: settings_that_say_something,
+        check_result: settings_that_say_something,
         may_change: &["ws/.vscode"],
         control: Same(Ordinary, "ws/.mcp.json"),
         ..ROW
@@ -131,7 +131,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0041",
         args: &["."],
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &["name_to_handle_at"]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &["name_to_handle_at"]),
         control: Same(Root, "open_by_handle_root OK"),
         ..ROW
     },
@@ -144,7 +144,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0046",
-        judge: |s| {
+        check_result: |s| {
             let belongs = |name: &str| DEVICES.contains(&name) || s.in_container && name == QUEUES;
             s.lines().filter(|line| !belongs(line)).map(|line| format!("/dev holds {line}")).collect()
         },
@@ -154,7 +154,7 @@ pub const ROWS: &[Row] = &[
         ),
         ..ROW
     },
-    Row { id: "esc-0048", judge: |s| s.refuse_line("mounted"), control: Same(Ordinary, "mounted"), ..ROW },
+    Row { id: "esc-0048", check_result: |s| s.refuse_line("mounted"), control: Same(Ordinary, "mounted"), ..ROW },
     Row { id: "esc-0049", control: Same(Ordinary, "secret file"), ..ROW },
     Row {
         id: "esc-0050",
@@ -169,10 +169,10 @@ pub const ROWS: &[Row] = &[
         ),
         ..ROW
     },
-    Row { id: "esc-0052", judge: |s| s.refuse_change("ws/u/p"), control: Same(Ordinary, "ws/u/p"), ..ROW },
+    Row { id: "esc-0052", check_result: |s| s.refuse_change("ws/u/p"), control: Same(Ordinary, "ws/u/p"), ..ROW },
     Row {
         id: "esc-0053",
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
         control: Same(OwnNamespaces, "fsmount OK"),
         ..ROW
     },
@@ -184,20 +184,20 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0055",
         args: &["$OUT/p"],
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
         control: Same(Ordinary, "out/p"),
         ..ROW
     },
     Row {
         id: "esc-0056",
         args: &["$OUT/canary"],
-        judge: |s| s.refuse_line("no-dump OK").into_iter().chain(s.refuse_line("high-bits OK")).collect(),
+        check_result: |s| s.refuse_line("no-dump OK").into_iter().chain(s.refuse_line("high-bits OK")).collect(),
         control: Same(Ordinary, "out/canary flags"),
         ..ROW
     },
     Row {
         id: "esc-0057",
-        judge: |s| {
+        check_result: |s| {
             let caps = s.changes.iter().any(|c| c.path.ends_with("ws/c") && c.what.contains("xattr"));
             let shown = s.lines().any(|l| l.contains("cap_dac_override"));
             if caps || shown { vec!["a file got a capability".to_owned()] } else { Vec::new() }
@@ -213,7 +213,7 @@ pub const ROWS: &[Row] = &[
         ),
         then: "suid-id",
         control_needs_root: true,
-        judge: |s| {
+        check_result: |s| {
             let own = s.lab.account.uid;
             let mut breaches: Vec<String> = s
                 .lines()
@@ -230,7 +230,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0060",
-        judge: |s| {
+        check_result: |s| {
             let cores = s
                 .changes
                 .iter()
@@ -243,7 +243,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0061",
         then: "for f in $(find /sys /proc/sys -writable -type f 2>/dev/null | head -200); do ( : >> \"$f\" ) 2>/dev/null && echo \"OPENED $f\"; done",
-        judge: |s| {
+        check_result: |s| {
             let mut breaches = s.refuse_line("OPENED");
             if s.level != Some(Level::Restricted) {
                 breaches.extend(s.refuse_line("/sys"));
@@ -258,7 +258,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0063",
-        judge: |s| {
+        check_result: |s| {
             let Some(key) = s.lab.segment_key() else { return vec!["no segment could be made".to_owned()] };
             s.lines().filter(|l| l.contains(key)).map(|l| format!("listed: {l}")).collect()
         },
@@ -279,13 +279,13 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0069",
         // Past PATH_MAX the answer may be ENAMETOOLONG: only an end by itself counts.
-        judge: |s| if s.output.ended == ProgramEnd::Code(1) { Vec::new() } else { s.expect_code(0) },
+        check_result: |s| if s.output.ended == ProgramEnd::Code(1) { Vec::new() } else { s.expect_code(0) },
         control: NoControl("it is about an engine that neither crashes nor hangs; any end within the time-out passes"),
         ..ROW
     },
     Row {
         id: "esc-0070",
-        judge: |s| {
+        check_result: |s| {
             let fifo = fs::symlink_metadata(s.lab.path("ws/README.md")).is_ok_and(|m| !m.is_file());
             let mut breaches = s.expect_code(0);
             if !fifo {
@@ -296,10 +296,10 @@ pub const ROWS: &[Row] = &[
         control: NoControl("it is about an engine that never opens what the attempt left; a hang is a time-out"),
         ..ROW
     },
-    Row { id: "esc-0071", judge: |s| s.refuse_change("ws"), control: Same(Ordinary, "ws/Cargo.toml"), ..ROW },
+    Row { id: "esc-0071", check_result: |s| s.refuse_change("ws"), control: Same(Ordinary, "ws/Cargo.toml"), ..ROW },
     Row {
         id: "esc-0074",
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &["fanotify_mark"]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &["fanotify_mark"]),
         control: Same(Root, "fanotify_init OK"),
         ..ROW
     },
@@ -308,6 +308,9 @@ pub const ROWS: &[Row] = &[
 /// Settings of an editor that are not empty.
 pub fn settings_that_say_something(seen: &Seen<'_>) -> Vec<String> {
     let files = fs::read_dir(seen.lab.path("ws/.vscode")).into_iter().flatten().flatten();
-    let said = files.map(|file| (file.path(), fs::read_to_string(file.path()).unwrap_or_default()));
-    said.filter(|(_, text)| text.trim() != "{}").map(|(path, text)| format!("{}: {text}", path.display())).collect()
+    let file_texts = files.map(|file| (file.path(), fs::read_to_string(file.path()).unwrap_or_default()));
+    file_texts
+        .filter(|(_, text)| text.trim() != "{}")
+        .map(|(path, text)| format!("{}: {text}", path.display()))
+        .collect()
 }

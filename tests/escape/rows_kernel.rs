@@ -109,14 +109,14 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(OUTSIDE_PAGES),
         options: &["--limit", "memory=200MiB"],
-        judge: |s| ended_by_limit(s, "HELD", "memory"),
+        check_result: |s| ended_by_limit(s, "HELD", "memory"),
         control: Same(Ordinary, "HELD"),
         ..ROW
     },
     Row {
         id: "esc-0210",
         text: Some(PROMPTS),
-        judge: |s| [s.refuse_line("TERMINAL"), s.refuse_line("ASKED"), s.expect_code(0)].concat(),
+        check_result: |s| [s.refuse_line("TERMINAL"), s.refuse_line("ASKED"), s.expect_code(0)].concat(),
         control: Text(Ordinary, "script -qec '(exec 3<>/dev/tty) && echo CONTROL-BREACH' /dev/null"),
         ..ROW
     },
@@ -124,7 +124,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0211",
         kind: Some(Kind::Python),
         text: Some(INSTANCES),
-        judge: |s| beyond(s, "MADE", instances_of_user() / 2 + 1),
+        check_result: |s| beyond(s, "MADE", instances_of_user() / 2 + 1),
         control: Same(Ordinary, "MADE"),
         full_only: Some(FULL_ONLY),
         ..ROW
@@ -133,7 +133,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0212",
         kind: Some(Kind::Python),
         text: Some(KEYS),
-        judge: |s| beyond(s, "MADE", 1),
+        check_result: |s| beyond(s, "MADE", 1),
         control: Same(Ordinary, "MADE 50"),
         ..ROW
     },
@@ -141,7 +141,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0213",
         kind: Some(Kind::Python),
         text: Some(TERMINALS),
-        judge: |s| beyond(s, "OPENED", 257),
+        check_result: |s| beyond(s, "OPENED", 257),
         control: Same(Ordinary, "OPENED 400"),
         full_only: Some("terminals are the machine's there; open_files bounds them for each process"),
         ..ROW
@@ -151,7 +151,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(SOCKETS),
         options: &["--limit", "open_files=300"],
-        judge: |s| beyond(s, "OPENED", 300),
+        check_result: |s| beyond(s, "OPENED", 300),
         control: Same(Ordinary, "OPENED 900"),
         ..ROW
     },

@@ -28,14 +28,14 @@ const BAD_CALL: i32 = 128 + 31;
 pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0079",
-        judge: |s| s.lines().filter(|l| l.contains('=')).map(|l| format!("variable: {l}")).collect(),
+        check_result: |s| s.lines().filter(|l| l.contains('=')).map(|l| format!("variable: {l}")).collect(),
         control: Same(Ordinary, "variable: GITHUB_TOKEN"),
         ..ROW
     },
     Row {
         id: "esc-0080",
         // Not through exec: the shell must not be among the others.
-        judge: |s| {
+        check_result: |s| {
             let refused = |l: &&str| {
                 l.ends_with(" EPERM") || l.ends_with(" ESRCH") || l.ends_with(" ENOSYS") || l.ends_with(" EACCES")
             };
@@ -68,7 +68,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0085",
         launch: Launch::Terminal,
-        judge: |s| s.refuse_line("HOST-READ:echo canary"),
+        check_result: |s| s.refuse_line("HOST-READ:echo canary"),
         control: Same(Ordinary, "HOST-READ"),
         control_not_here: no_keystrokes,
         ..ROW
@@ -76,7 +76,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0087",
         launch: Launch::Terminal,
-        judge: |s| {
+        check_result: |s| {
             let attempts: Vec<&str> = s.lines().filter(|l| l.starts_with("linux ")).collect();
             let refused = |l: &&str| l.ends_with(" EPERM") || l.ends_with(" EACCES");
             let mut breaches: Vec<String> =
@@ -93,7 +93,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0088",
         launch: Launch::Terminal,
-        judge: |s| {
+        check_result: |s| {
             // Programs draw on the terminal that is theirs, which the relay shows; the clipboard
             // is none of theirs.
             let raw = s.output.stdout.contains("\u{1b}]52");
@@ -105,14 +105,14 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0089",
         launch: Launch::Terminal,
-        judge: |s| s.refuse_line("steal OK"),
+        check_result: |s| s.refuse_line("steal OK"),
         control: Same(Root, "steal OK"),
         ..ROW
     },
     Row {
         id: "esc-0092",
         then: "for n in mnt net pid user ipc uts; do nsenter --$n=/proc/1/ns/$n readlink /proc/self/ns/$n && echo \"JOINED $n $(nsenter --$n=/proc/1/ns/$n readlink /proc/self/ns/$n) own $(readlink /proc/self/ns/$n)\"; done",
-        judge: |s| {
+        check_result: |s| {
             let foreign = |l: &&str| {
                 let words: Vec<&str> = l.split(' ').collect();
                 words.first() == Some(&"JOINED") && words.get(2) != words.get(4)
@@ -125,22 +125,22 @@ pub const ROWS: &[Row] = &[
         ),
         ..ROW
     },
-    Row { id: "esc-0093", judge: credentials, control: Same(Ordinary, "NoNewPrivs"), ..ROW },
+    Row { id: "esc-0093", check_result: credentials, control: Same(Ordinary, "NoNewPrivs"), ..ROW },
     Row {
         id: "esc-0094",
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
         control: Same(Root, "sethostname EINVAL"),
         ..ROW
     },
     Row {
         id: "esc-0095",
-        judge: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
         control: Same(Ordinary, "add_key OK"),
         ..ROW
     },
     Row {
         id: "esc-0096",
-        judge: |s| {
+        check_result: |s| {
             let harmless = |l: &&str| l.is_empty() || l.starts_with("0000000000000000");
             s.lines().filter(|l| !harmless(l)).map(|l| format!("kernel log: {l}")).collect()
         },
@@ -150,7 +150,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0098",
         // The filter around a container ends whoever calls with another machine's numbers.
-        judge: |s| match s.output.ended {
+        check_result: |s| match s.output.ended {
             ProgramEnd::Code(BAD_CALL) if s.in_container => Vec::new(),
             _ => s.results_within(&["EPERM", "ENOSYS"], &[]),
         },
@@ -201,7 +201,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0109",
-        judge: |s| {
+        check_result: |s| {
             let refusals = ["EAFNOSUPPORT", "EPERM", "EACCES", "ESOCKTNOSUPPORT", "EPROTONOSUPPORT"];
             let mut breaches = s.results_within(&refusals, &["netlink-route"]);
             if s.level == Some(Level::Restricted) {
@@ -215,14 +215,14 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0111",
         then: "unshare -UrmC sh -c 'mount -t cgroup2 c /tmp/cg && echo MOUNTED-CGROUP'\nmount -t cgroup -o rdma cgroup /tmp/cg && echo MOUNTED-CGROUP",
-        judge: |s| s.refuse_line("MOUNTED-CGROUP"),
+        check_result: |s| s.refuse_line("MOUNTED-CGROUP"),
         control: Same(Ordinary, "MOUNTED-CGROUP"),
         ..ROW
     },
     Row {
         id: "esc-0112",
         then: "chrt -f 99 echo GAINED real-time\nn=$(nice -n -10 cut -d' ' -f19 /proc/self/stat); test \"$n\" -lt 0 && echo GAINED nice $n\ntest \"$(cat /proc/self/oom_score_adj)\" -lt 0 && echo GAINED oom",
-        judge: |s| s.refuse_line("GAINED"),
+        check_result: |s| s.refuse_line("GAINED"),
         control: Same(Root, "GAINED nice"),
         ..ROW
     },
@@ -249,7 +249,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0122", control: Own, special: Some(special::loader_variables), ..ROW },
     Row {
         id: "esc-0123",
-        judge: identity,
+        check_result: identity,
         control: Same(Ordinary, "id map"),
         full_only: Some("without a user namespace the map is the host's; the command's own ids are still the caller's"),
         ..ROW
@@ -265,7 +265,7 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "kill -KILL 1; tr '\\0' '\\n' < /proc/1/environ; ls -l /proc/1/fd; cat /proc/1/maps; timeout 5 gdb -p 1 -batch -ex 'info proc' < /dev/null",
         ),
-        judge: |s| {
+        check_result: |s| {
             let inside = |l: &&str| l.contains(" -> ") || l.contains("XDG_STATE_HOME") || l.contains("r-xp");
             s.lines().filter(inside).map(|l| format!("process 1 shows: {l}")).collect()
         },
@@ -275,7 +275,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0128",
         then: "(exec -a /usr/bin/git bash -c 'echo x > \"$OUT/p\"; true')",
-        judge: |s| {
+        check_result: |s| {
             let Some(_) = s.level else { return Vec::new() };
             let programs: Vec<String> = s
                 .denials()
@@ -305,9 +305,9 @@ fn credentials(seen: &Seen<'_>) -> Vec<String> {
         seen.lines().find_map(|l| l.strip_prefix(&prefix).map(|v| v.trim().to_owned())).unwrap_or_default()
     };
     let mut breaches = Vec::new();
-    for (name, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
-        if value(name) != wanted {
-            breaches.push(format!("{name} is {:?}, not {wanted}", value(name)));
+    for (name, expected) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+        if value(name) != expected {
+            breaches.push(format!("{name} is {:?}, not {expected}", value(name)));
         }
     }
     for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {

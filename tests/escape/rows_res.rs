@@ -116,7 +116,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(FORKS),
         options: &["--limit", "processes=100"],
-        judge: |s| refused_beyond(s, "MADE", 100, "processes"),
+        check_result: |s| refused_beyond(s, "MADE", 100, "processes"),
         control: Same(Ordinary, "MADE 400"),
         ..ROW
     },
@@ -125,7 +125,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(MEMORY),
         options: &["--limit", "memory=200MiB"],
-        judge: |s| ended_by_limit(s, "HELD", "memory"),
+        check_result: |s| ended_by_limit(s, "HELD", "memory"),
         control: Same(Ordinary, "HELD"),
         ..ROW
     },
@@ -134,7 +134,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(FILES),
         options: &["--limit", "disk=32MiB"],
-        judge: |s| ended_by_limit(s, "WROTE", "disk"),
+        check_result: |s| ended_by_limit(s, "WROTE", "disk"),
         control: Same(Ordinary, "WROTE"),
         ..ROW
     },
@@ -143,7 +143,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(INODES),
         options: &["--limit", "inodes=1000"],
-        judge: |s| ended_by_limit(s, "WROTE", "inodes"),
+        check_result: |s| ended_by_limit(s, "WROTE", "inodes"),
         control: Same(Ordinary, "WROTE"),
         ..ROW
     },
@@ -153,7 +153,9 @@ pub const ROWS: &[Row] = &[
         text: Some(
             "truncate -s 8E big || truncate -s 16T big || truncate -s 15T big\nstat -c 'SIZE %s' big\nrm -f big",
         ),
-        judge: |s| s.lines().filter(|line| size_of(line) > 50 << 30).map(|line| format!("made: {line}")).collect(),
+        check_result: |s| {
+            s.lines().filter(|line| size_of(line) > 50 << 30).map(|line| format!("made: {line}")).collect()
+        },
         control: Same(Ordinary, "made: SIZE"),
         ..ROW
     },
@@ -162,7 +164,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(DESCRIPTORS),
         options: &["--limit", "open_files=300"],
-        judge: |s| beyond(s, "OPENED", 300),
+        check_result: |s| beyond(s, "OPENED", 300),
         control: Same(Ordinary, "OPENED 900"),
         ..ROW
     },
@@ -170,14 +172,14 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0196",
         options: &["--timeout", "1s"],
-        judge: |s| status_is(s, "timed_out", 124),
+        check_result: |s| status_is(s, "timed_out", 124),
         control: Text(Ordinary, "timeout 2 bash -c '{}'\ntest $? = 124 && echo CONTROL-BREACH"),
         ..ROW
     },
     Row {
         id: "esc-0197",
         options: &["--timeout", "1s"],
-        judge: |s| status_is(s, "timed_out", 124),
+        check_result: |s| status_is(s, "timed_out", 124),
         control: Text(
             Ordinary,
             "(trap '' TERM INT HUP QUIT; while :; do sleep 0.1; done) & \
@@ -188,7 +190,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0199",
         options: &["--timeout", "1s"],
-        judge: |s| status_is(s, "timed_out", 124),
+        check_result: |s| status_is(s, "timed_out", 124),
         control: Text(Ordinary, "(setsid nohup sleep 600 >/dev/null 2>&1 &)\nsleep 0.5"),
         ..ROW
     },
@@ -197,7 +199,7 @@ pub const ROWS: &[Row] = &[
         kind: Some(Kind::Python),
         text: Some(ZOMBIES),
         options: &["--limit", "processes=100"],
-        judge: |s| refused_beyond(s, "MADE", 100, "processes"),
+        check_result: |s| refused_beyond(s, "MADE", 100, "processes"),
         control: Same(Ordinary, "MADE 400"),
         ..ROW
     },
@@ -221,7 +223,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0209",
-        judge: |s| s.expect_code(1),
+        check_result: |s| s.expect_code(1),
         control: Text(Ordinary, "timeout 2 cat <(sleep 600)\ntest $? = 124 && echo CONTROL-BREACH"),
         ..ROW
     },
@@ -229,7 +231,7 @@ pub const ROWS: &[Row] = &[
         id: "res-cpu-time",
         text: Some("while :; do :; done"),
         options: &["--limit", "cpu_time=1s"],
-        judge: |s| ended_by_limit(s, "GOES-ON", "cpu_time"),
+        check_result: |s| ended_by_limit(s, "GOES-ON", "cpu_time"),
         control: Text(Ordinary, "timeout 3 bash -c 'while :; do :; done'\ntest $? = 124 && echo CONTROL-BREACH"),
         ..ROW
     },
@@ -237,7 +239,7 @@ pub const ROWS: &[Row] = &[
         id: "res-stopped",
         text: Some("kill -STOP $$\necho GOES-ON"),
         options: &["--timeout", "1s"],
-        judge: |s| status_is(s, "timed_out", 124),
+        check_result: |s| status_is(s, "timed_out", 124),
         control: Text(
             Ordinary,
             "sleep 100 & kill -STOP $!; sleep 0.2; kill -TERM $!; sleep 0.3; kill -0 $! && echo CONTROL-BREACH; kill -9 $!",
@@ -254,7 +256,7 @@ pub const ROWS: &[Row] = &[
              mkdir $f/inner && echo \"WROTE $f/inner\"\ndone\n\
              echo $$ > $g/cgroup.procs && echo \"WROTE $g\"\ndone",
         ),
-        judge: |s| s.refuse_line("WROTE"),
+        check_result: |s| s.refuse_line("WROTE"),
         control: Text(
             crate::row::Power::Root,
             "g=/sys/fs/cgroup; test -d $g/pids && g=$g/pids; mkdir $g/stockade-control && rmdir $g/stockade-control && echo CONTROL-BREACH",
@@ -341,13 +343,13 @@ fn flood(world: &World, level: Option<Level>, text: &str, stream: &str) -> Resul
         return Ok(Verdict::NotRun(format!("no outcome: {}", output.stderr)));
     };
     let attempt = &outcome["attempts"][0];
-    let kept = attempt[stream].as_str().map_or(0, str::len);
+    let captured_bytes = attempt[stream].as_str().map_or(0, str::len);
     let mut breaches = Vec::new();
     if attempt["truncated"] != true || outcome["exit_code"] != 0 {
         breaches.push(format!("truncated {}, exit code {}", attempt["truncated"], outcome["exit_code"]));
     }
-    if !(1000..KEPT_MAX).contains(&kept) {
-        breaches.push(format!("{kept} bytes were kept"));
+    if !(1000..KEPT_MAX).contains(&captured_bytes) {
+        breaches.push(format!("{captured_bytes} bytes were kept"));
     }
     let peak_kib = peak.load(Ordering::SeqCst);
     if peak_kib > MEMORY_MAX_KIB || peak_kib == 0 {

@@ -64,9 +64,9 @@ fn all_bytes(world: &World, level: Option<Level>) -> Result<Verdict> {
         Ok(outcome) => outcome,
         Err(error) => return Ok(Verdict::Breached(vec![format!("{error}: {}", output.stderr)])),
     };
-    let wanted: String = (0..=255_u8).map(|byte| format!("{byte:02x}")).collect::<String>().repeat(400);
-    let kept = &outcome["attempts"][0]["stdout"]["hex"];
-    let same = kept.as_str() == Some(&wanted);
+    let expected: String = (0..=255_u8).map(|byte| format!("{byte:02x}")).collect::<String>().repeat(400);
+    let captured_hex = &outcome["attempts"][0]["stdout"]["hex"];
+    let same = captured_hex.as_str() == Some(&expected);
     Ok(Verdict::from_breaches(if same { Vec::new() } else { vec!["other bytes are told".to_owned()] }))
 }
 
@@ -95,10 +95,10 @@ fn escapes(world: &World, level: Option<Level>) -> Result<Verdict> {
 fn many_at_once(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
     let Some(level) = level else {
-        let left = "(setsid sleep 20 >/dev/null 2>&1 &)";
-        run_as(&lab.account, &lab.build_command("/bin/bash").args(["-c", left]))?;
-        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(100));
-        return Ok(Verdict::from_breaches(left));
+        let descendants = "(setsid sleep 20 >/dev/null 2>&1 &)";
+        run_as(&lab.account, &lab.build_command("/bin/bash").args(["-c", descendants]))?;
+        let descendants = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(100));
+        return Ok(Verdict::from_breaches(descendants));
     };
     if slowness_factor() > 1 {
         let why = "on an emulated machine so many at once take longer than one start may";
@@ -167,8 +167,8 @@ impl Stall {
             .stdout(std::process::Stdio::piped())
             .spawn()?;
         let mut ready = String::new();
-        let said = server.stdout.as_mut().context("no output")?;
-        std::io::BufReader::new(said).read_line(&mut ready)?;
+        let server_output = server.stdout.as_mut().context("no output")?;
+        std::io::BufReader::new(server_output).read_line(&mut ready)?;
         anyhow::ensure!(ready == "READY\n", "no filesystem that stalls: {ready:?}");
         Ok(Some(Self(server, directory)))
     }
@@ -203,8 +203,8 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
     let output = run_as(&lab.account, &command.timeout(Duration::from_secs(90)))?;
     let outcome = World::outcome(&lab).unwrap_or_default();
     let mut breaches = Vec::new();
-    let told = outcome["error"].as_str().is_some_and(|error| error.starts_with("the command could not be killed"));
-    if output.ended != ProgramEnd::Code(125) || outcome["status"] != "error" || !told {
+    let seen = outcome["error"].as_str().is_some_and(|error| error.starts_with("the command could not be killed"));
+    if output.ended != ProgramEnd::Code(125) || outcome["status"] != "error" || !seen {
         breaches.push(format!(
             "{:?} {} {}: {}",
             output.ended,
@@ -214,8 +214,8 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
         ));
     }
     drop(stall);
-    let left = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(20));
-    breaches.extend(left.into_iter().map(|line| format!("left running: {line}")));
+    let descendants = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(20));
+    breaches.extend(descendants.into_iter().map(|line| format!("left running: {line}")));
     Ok(Verdict::from_breaches(breaches))
 }
 
@@ -241,17 +241,17 @@ fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
         let folded = output.stdout.lines().filter(|line| *line == "FOLDED").map(str::to_owned);
         return Ok(Verdict::from_breaches(folded.collect()));
     };
-    let mut told = BTreeMap::new();
+    let mut seen = BTreeMap::new();
     let mut breaches = Vec::new();
-    for (wanted, options, argv) in cases {
+    for (expected, options, argv) in cases {
         let _ = fs::remove_file(lab.path("state/outcome.json"));
         let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", options, argv))?;
         let outcome = World::outcome(&lab).unwrap_or_default();
         let end = end_of(&outcome, output.ended);
-        if end != wanted {
-            breaches.push(format!("{argv:?}: {end}, not {wanted}: {}", output.stderr.trim_end()));
+        if end != expected {
+            breaches.push(format!("{argv:?}: {end}, not {expected}: {}", output.stderr.trim_end()));
         }
-        if let Some(before) = told.insert(end, argv) {
+        if let Some(before) = seen.insert(end, argv) {
             breaches.push(format!("{argv:?} is told as {before:?}"));
         }
     }

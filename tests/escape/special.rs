@@ -58,7 +58,7 @@ fn refused_or_contained(
     if ran && let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
         return Ok((Verdict::NotRun(why), output));
     }
-    Ok((world.judge(&JUDGE_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
+    Ok((world.check_result(&JUDGE_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
 }
 
 fn must_be_refused(verdict: Verdict, output: &ProgramOutput) -> Verdict {
@@ -171,7 +171,7 @@ pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdi
     if reported {
         return Ok(Verdict::Contained);
     }
-    Ok(world.judge(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), level))
+    Ok(world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), level))
 }
 
 /// esc-0064: a host thread swaps a directory of the private temp with a link
@@ -191,16 +191,16 @@ pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
         let swapper = temp_swapper(&running, lab.path("out"), Arc::clone(&swapping));
         let output = running.wait_for_end()?;
         swapping.store(false, Ordering::SeqCst);
-        let left = swapper.and_then(|thread| thread.join().ok());
+        let swap_path = swapper.and_then(|thread| thread.join().ok());
         let outcome = World::outcome(&lab);
         if let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
             return Ok(Verdict::NotRun(why));
         }
-        if let Some(left) = left {
+        if let Some(swap_path) = swap_path {
             // The swapper's own litter, should it have been last.
-            let _ = fs::remove_dir_all(left);
+            let _ = fs::remove_dir_all(swap_path);
         }
-        let verdict = world.judge(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), Some(level));
+        let verdict = world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), Some(level));
         if verdict != Verdict::Contained {
             return Ok(verdict);
         }
@@ -230,12 +230,12 @@ fn temp_swapper(
     }
     Some(thread::spawn(move || {
         while swapping.load(Ordering::SeqCst) {
-            let (d, aside) = (directory.join("d"), directory.join("aside"));
-            if fs::rename(&d, &aside).is_ok() {
+            let (d, moved_dir) = (directory.join("d"), directory.join("aside"));
+            if fs::rename(&d, &moved_dir).is_ok() {
                 let _ = symlink(&out, &d);
                 thread::yield_now();
                 let _ = fs::remove_file(&d);
-                let _ = fs::rename(&aside, &d);
+                let _ = fs::rename(&moved_dir, &d);
             }
         }
         directory
@@ -283,7 +283,7 @@ fn swapped(
     lab: &mut TestLab,
     level: Level,
     command: &TestCommand,
-    judge: impl Fn(&ProgramOutput) -> Vec<String>,
+    check_result: impl Fn(&ProgramOutput) -> Vec<String>,
 ) -> Result<Verdict> {
     let before = world.before(lab);
     let untouched = modified(lab);
@@ -299,7 +299,7 @@ fn swapped(
         // which a user may have 200.
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         ran += u64::from(output.stdout.contains(BEGIN));
-        breaches.extend(judge(&output));
+        breaches.extend(check_result(&output));
         last = Some(output);
         if !breaches.is_empty() || modified(lab) != untouched {
             break;
@@ -311,7 +311,7 @@ fn swapped(
     if ran == 0 {
         return Ok(Verdict::NotRun(format!("none of the {runs} runs started: {}", output.stderr)));
     }
-    match world.judge(&JUDGE_ONLY, lab, &before, &output, None, Some(level)) {
+    match world.check_result(&JUDGE_ONLY, lab, &before, &output, None, Some(level)) {
         Verdict::Contained => Ok(Verdict::from_breaches(breaches)),
         Verdict::Breached(more) => Ok(Verdict::Breached([breaches, more].concat())),
         other => Ok(other),
@@ -325,14 +325,14 @@ fn modified(lab: &TestLab) -> Option<std::time::SystemTime> {
 }
 
 fn swap_with_link(lab: &TestLab, swapping: Arc<AtomicBool>) -> thread::JoinHandle<()> {
-    let (sub, aside, out) = (lab.path("ws/sub"), lab.path("ws/aside"), lab.path("out"));
+    let (sub, moved_dir, out) = (lab.path("ws/sub"), lab.path("ws/aside"), lab.path("out"));
     thread::spawn(move || {
         while swapping.load(Ordering::SeqCst) {
-            if fs::rename(&sub, &aside).is_ok() {
+            if fs::rename(&sub, &moved_dir).is_ok() {
                 let _ = symlink(&out, &sub);
                 thread::sleep(Duration::from_micros(300));
                 let _ = fs::remove_file(&sub);
-                let _ = fs::rename(&aside, &sub);
+                let _ = fs::rename(&moved_dir, &sub);
                 thread::sleep(Duration::from_micros(300));
             }
         }
@@ -392,7 +392,7 @@ pub fn model_asks_for_no_sandbox(world: &World, level: Option<Level>) -> Result<
         let before = world.before(&lab);
         let output = run_as(&lab.account, &command)?;
         let row = Row { may_change: &[], ..JUDGE_ONLY };
-        match world.judge(&row, &mut lab, &before, &output, None, Some(level)) {
+        match world.check_result(&row, &mut lab, &before, &output, None, Some(level)) {
             Verdict::Contained => {}
             other => return Ok(other),
         }
@@ -489,7 +489,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
             .env("GIT_SSH_COMMAND", "/nonexistent/ssh")
             .env("PROMPT_COMMAND", "echo PROMPTED")
     };
-    let judge = |output: &ProgramOutput| {
+    let check_result = |output: &ProgramOutput| {
         let names = [
             "LD_",
             "GCONV_PATH=",
@@ -512,7 +512,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
     let Some(level) = level else {
         let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
         let output = run_as(&lab.account, &dress(lab.build_command("/bin/bash").arg(path)))?;
-        return Ok(Verdict::from_breaches(judge(&output)));
+        return Ok(Verdict::from_breaches(check_result(&output)));
     };
     let command = dress(sandboxed(world, &lab, level, &[], text)?);
     let (verdict, output) = refused_or_contained(world, &mut lab, &command, level)?;
@@ -522,5 +522,5 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
     if !output.stdout.contains("PATH=") {
         return Ok(Verdict::NotRun(format!("no environment was printed: {}", output.combined_text())));
     }
-    Ok(Verdict::from_breaches(judge(&output)))
+    Ok(Verdict::from_breaches(check_result(&output)))
 }

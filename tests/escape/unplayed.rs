@@ -70,7 +70,7 @@ pub fn why(row: &Row, kind: &Kind) -> Option<&'static str> {
     if row.special.is_some() {
         return Some(OF_RUN);
     }
-    let within: &[_] = if kind.has_native_walls() { &[] } else { NOT_WITHIN_GVISOR };
+    let within: &[_] = if kind.has_native_isolation() { &[] } else { NOT_WITHIN_GVISOR };
     NOWHERE.iter().chain(within).find(|(id, _)| *id == row.id).map(|(_, why)| *why)
 }
 

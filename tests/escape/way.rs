@@ -35,13 +35,13 @@ pub const KINDS: &[Kind] = &[
 
 impl Kind {
     /// Whether the command's own walls are within those of the container.
-    pub fn has_native_walls(&self) -> bool {
+    pub fn has_native_isolation(&self) -> bool {
         self.runtime.is_none()
     }
 
     /// The level that its sandboxes are made at, and say that they have.
     pub fn level(&self) -> Level {
-        if self.has_native_walls() { Level::Full } else { Level::Restricted }
+        if self.has_native_isolation() { Level::Full } else { Level::Restricted }
     }
 }
 

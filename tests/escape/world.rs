@@ -95,12 +95,12 @@ fn patient(options: &[&str]) -> Vec<String> {
             .map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness_factor()))
     };
     let mut last = "";
-    let mut taken = Vec::new();
+    let mut scaled_options = Vec::new();
     for option in options {
-        taken.push(if last == "--timeout" { longer(option) } else { (*option).to_owned() });
+        scaled_options.push(if last == "--timeout" { longer(option) } else { (*option).to_owned() });
         last = option;
     }
-    taken
+    scaled_options
 }
 
 impl World {
@@ -157,7 +157,7 @@ impl World {
         {
             return Ok(Verdict::NotRun(why));
         }
-        let verdict = self.judge(row, &mut lab, &before, &output, outcome.as_ref(), level);
+        let verdict = self.check_result(row, &mut lab, &before, &output, outcome.as_ref(), level);
         Ok(match (level, verdict) {
             (None, verdict) => control_verdict(verdict, expected, &output),
             (Some(_), verdict) => verdict,
@@ -239,7 +239,7 @@ impl World {
     }
 
     /// What every row is judged for, and what this row is judged for.
-    pub fn judge(
+    pub fn check_result(
         &self,
         row: &Row,
         lab: &mut TestLab,
@@ -253,7 +253,7 @@ impl World {
         let changes = before.files.list_changes(&lab.take_snapshot());
         breaches.extend(forbidden_changes(&changes, row.may_change));
         let seen = Seen { lab, output, changes: &changes, outcome, level, in_container, user: self.account.user };
-        breaches.extend((row.judge)(&seen));
+        breaches.extend((row.check_result)(&seen));
         Verdict::from_breaches(breaches)
     }
 
@@ -277,8 +277,8 @@ impl World {
         if fs::read_to_string(&lab.temporary_canary.0).ok().as_ref() != Some(&lab.temporary_canary.1) {
             breaches.push("the canary in the host's /tmp is changed".to_owned());
         }
-        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(2));
-        breaches.extend(left.iter().map(|line| format!("left running: {line}")));
+        let leftovers = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(2));
+        breaches.extend(leftovers.iter().map(|line| format!("left running: {line}")));
         let host = HostState::read_current();
         breaches.extend(before.host.list_changes(&host));
         repair_clock(before.host.clock_step_s(&host));

@@ -72,9 +72,9 @@ enum Work {
 
 impl Work {
     /// Whether persistent sandboxes are tried as well.
-    fn is_played_kept(self) -> bool {
+    fn is_played_persistent(self) -> bool {
         match self {
-            Self::Row(row) | Self::Ordinary(row) => row.is_played_kept(),
+            Self::Row(row) | Self::Ordinary(row) => row.is_played_persistent(),
             Self::Trees(_) => false,
             Self::Races => true,
         }
@@ -85,7 +85,7 @@ impl Work {
 struct Task {
     work: Work,
     user: TestUser,
-    walls: Walls,
+    isolation: Walls,
 }
 
 impl fmt::Display for Task {
@@ -95,9 +95,9 @@ impl fmt::Display for Task {
             Work::Trees(part) => write!(f, "trees-{}-{}", part.kind.word(), part.number)?,
             Work::Races => f.write_str("races")?,
         }
-        match self.walls {
+        match self.isolation {
             Walls::None => f.write_str("/control"),
-            walls => write!(f, "/{}/{walls}", self.user.word()),
+            isolation => write!(f, "/{}/{isolation}", self.user.word()),
         }
     }
 }
@@ -105,7 +105,7 @@ impl fmt::Display for Task {
 impl Task {
     /// What else of its row a cross-section plays instead.
     fn turn(&self) -> Turn {
-        match (self.work, self.walls) {
+        match (self.work, self.isolation) {
             (Work::Trees(_) | Work::Races, _) | (_, Walls::None) => Turn::Rarely(self.to_string(), 1),
             (Work::Row(row) | Work::Ordinary(row), Walls::Run(_)) => Turn::One(row.id.to_owned()),
             (Work::Row(row) | Work::Ordinary(row), Walls::Kept) => Turn::Rarely(format!("{}/kept", row.id), 1),
@@ -115,10 +115,10 @@ impl Task {
     /// What was planted, or failed.
     fn play(&self, session: &Session, counts: &Counts) -> Result<Vec<String>> {
         match self.work {
-            Work::Row(row) => row.play(session, self.user, self.walls),
-            Work::Ordinary(row) => row.work(session, self.user, self.walls),
-            Work::Trees(part) => trees::play(session, self.user, self.walls, part, counts),
-            Work::Races => races::play(session, self.user, self.walls, counts),
+            Work::Row(row) => row.play(session, self.user, self.isolation),
+            Work::Ordinary(row) => row.work(session, self.user, self.isolation),
+            Work::Trees(part) => trees::play(session, self.user, self.isolation, part, counts),
+            Work::Races => races::play(session, self.user, self.isolation, counts),
         }
     }
 }
@@ -154,14 +154,14 @@ fn tasks(counts: &Counts) -> Vec<Task> {
     for work in works {
         // One part shows that the seeds plant.
         if !matches!(work, Work::Trees(part) if part.number > 0) {
-            tasks.push(Task { work, user: TestUser::Ordinary, walls: Walls::None });
+            tasks.push(Task { work, user: TestUser::Ordinary, isolation: Walls::None });
         }
         for user in TestUser::available_users() {
             for level in [Level::Full, Level::Restricted] {
-                tasks.push(Task { work, user, walls: Walls::Run(level) });
+                tasks.push(Task { work, user, isolation: Walls::Run(level) });
             }
-            if work.is_played_kept() {
-                tasks.push(Task { work, user, walls: Walls::Kept });
+            if work.is_played_persistent() {
+                tasks.push(Task { work, user, isolation: Walls::Kept });
             }
         }
     }
@@ -170,32 +170,32 @@ fn tasks(counts: &Counts) -> Vec<Task> {
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let wanted = Wanted::of(arguments);
+    let selection = Wanted::of(arguments);
     let counts = Counts::of_environment()?;
     let mut tasks = tasks(&counts);
     tasks.retain(|task| {
-        let excluded = if task.walls.is_control() { "--no-controls" } else { "--controls" };
-        wanted.names(&task.to_string()) && !has(excluded)
+        let excluded = if task.isolation.is_control() { "--no-controls" } else { "--controls" };
+        selection.names(&task.to_string()) && !has(excluded)
     });
     let all = tasks.len();
-    let tasks = wanted.narrowed(tasks, Task::turn);
+    let tasks = selection.narrowed(tasks, Task::turn);
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    wanted.tell(tasks.len(), all);
+    selection.tell(tasks.len(), all);
     let session = Session::new()?;
     let tally = run_tasks(tasks, PARALLEL_ROWS, |task| {
         let began = Instant::now();
         let found = task.play(&session, &counts)?;
-        Ok(judged(task, &found, began.elapsed()))
+        Ok(build_output(task, &found, began.elapsed()))
     });
     Ok(tally.print_report())
 }
 
 /// A control must plant, a sandboxed run must not. Ordinary work must never fail.
-fn judged(task: &Task, found: &[String], elapsed: Duration) -> ProgramOutput {
-    let (code, text) = match (task.walls, found) {
+fn build_output(task: &Task, found: &[String], elapsed: Duration) -> ProgramOutput {
+    let (code, text) = match (task.isolation, found) {
         (_, []) if matches!(task.work, Work::Ordinary(_)) => (PASSED, String::new()),
         (_, [why, ..]) if matches!(task.work, Work::Ordinary(_)) => (FAILED, why.clone()),
         (Walls::None, []) => (FAILED, "the control planted nothing: the row proves nothing".to_owned()),

@@ -238,14 +238,14 @@ fn look_at(path: &Path, depth: u32, found: &mut Vec<String>) {
         entries.for_each(|entry| look_at(&entry.path(), depth - 1, found));
     } else if kind.is_fifo() || kind.is_socket() {
         found.push(format!("{} is no file", path.display()));
-    } else if kind.is_file() && !is_on_its_way(path) && is_marked(path) {
+    } else if kind.is_file() && !is_replacement_file(path) && is_marked(path) {
         found.push(format!("{} would be read", path.display()));
     }
 }
 
 /// Whether it is called as a file that will take the place of one in `.vscode`, which no editor
 /// reads: the names there are fixed.
-fn is_on_its_way(path: &Path) -> bool {
+fn is_replacement_file(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let is_temporary = name.len() == 9 && name.starts_with("sed") || name.contains(".json.tmp.");
     is_temporary && path.parent().is_some_and(|above| above.ends_with(".vscode"))

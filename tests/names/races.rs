@@ -45,23 +45,27 @@ const RACES: &[(&str, &[&str])] = &[
 ];
 
 /// Lets them race, and says what was left planted.
-pub fn play(session: &Session, user: TestUser, walls: Walls, counts: &Counts) -> Result<Vec<String>> {
-    let mut scene = Scene::new(session, user, walls)?;
+pub fn play(session: &Session, user: TestUser, isolation: Walls, counts: &Counts) -> Result<Vec<String>> {
+    let mut scene = Scene::new(session, user, isolation)?;
     scene.open()?;
     let board = Board::new(&scene, RACES.len())?;
     let ship = scene.command(session.path("race")).args(arguments(&scene, "ship", &scene.workspace(), &[]));
     scene.run_together(&[ship])?;
-    let left = left(&scene)?;
-    ensure!(left.is_empty(), "planted before the races: {left:?}");
+    let planted_races = planted_races(&scene)?;
+    ensure!(planted_races.is_empty(), "planted before the races: {planted_races:?}");
     let races = u32::try_from(RACES.len())?;
-    let phase = (counts.race / races).max(if walls.is_control() { CONTROL_PHASE_MIN } else { Duration::ZERO });
+    let phase = (counts.race / races).max(if isolation.is_control() { CONTROL_PHASE_MIN } else { Duration::ZERO });
     let start = SystemTime::now().duration_since(UNIX_EPOCH)? + START_DELAY * slowness_factor();
     let times = [start.as_millis().to_string(), phase.as_millis().to_string(), PROCESSES.to_string()];
     // Beside commands of a persistent sandbox a run is at the same workspace.
-    let behind = if walls == Walls::Kept { vec![walls, walls, Walls::Run(Level::Full)] } else { vec![walls; RUNS] };
-    let command = |(run, walls): (usize, Walls)| {
-        let command = scene.behind(walls, &format!("race{run}"), "", &[], &[&walls.helper(&scene, "race")]);
-        let arguments = arguments(&scene, "play", &walls.workspace(&scene), &times);
+    let behind = if isolation == Walls::Kept {
+        vec![isolation, isolation, Walls::Run(Level::Full)]
+    } else {
+        vec![isolation; RUNS]
+    };
+    let command = |(run, isolation): (usize, Walls)| {
+        let command = scene.behind(isolation, &format!("race{run}"), "", &[], &[&isolation.helper(&scene, "race")]);
+        let arguments = arguments(&scene, "play", &isolation.workspace(&scene), &times);
         command.args(arguments).timeout(phase * races + Duration::from_secs(60))
     };
     let runs: Vec<TestCommand> = behind.into_iter().enumerate().map(command).collect();
@@ -74,27 +78,28 @@ pub fn play(session: &Session, user: TestUser, walls: Walls, counts: &Counts) ->
         (ran, watcher.join().unwrap_or_default())
     });
     ran?;
-    let left = self::left(&scene)?;
-    let said = board.read()?;
+    let planted_races = self::planted_races(&scene)?;
+    let totals = board.read()?;
     println!(
         "        races/{}/{}: {} s, {} calls tried, {} refused, {} done, goals seen inside {}, outside {}, left {}",
         user.word(),
-        walls,
+        isolation,
         (phase * races).as_secs(),
-        said.tried,
-        said.refused,
-        said.done,
-        said.wins,
+        totals.tried,
+        totals.refused,
+        totals.done,
+        totals.wins,
         seen.iter().map(|(race, times)| format!("{race}:{times}")).collect::<Vec<_>>().join(" "),
-        left.len(),
+        planted_races.len(),
     );
-    ensure!(said.done > 0, "nothing raced");
-    if walls.is_control() {
-        let lost: Vec<&str> = RACES.iter().map(|(race, _)| *race).filter(|race| !left.contains_key(race)).collect();
+    ensure!(totals.done > 0, "nothing raced");
+    if isolation.is_control() {
+        let lost: Vec<&str> =
+            RACES.iter().map(|(race, _)| *race).filter(|race| !planted_races.contains_key(race)).collect();
         let may_be_lost = if phase >= SURE_PHASE { 0 } else { RACES.len() / 4 };
         ensure!(lost.len() <= may_be_lost, "never won, so that they prove nothing: {lost:?}");
     }
-    Ok(left.into_values().collect())
+    Ok(planted_races.into_values().collect())
 }
 
 fn arguments(scene: &Scene<'_>, verb: &str, base: &Path, further: &[String]) -> Vec<String> {
@@ -103,15 +108,15 @@ fn arguments(scene: &Scene<'_>, verb: &str, base: &Path, further: &[String]) -> 
 }
 
 /// Races in whose directory something is planted now.
-fn left(scene: &Scene<'_>) -> Result<BTreeMap<&'static str, String>> {
+fn planted_races(scene: &Scene<'_>) -> Result<BTreeMap<&'static str, String>> {
     let oracle = Oracle::new(scene, Depth::Settings);
-    let mut left = BTreeMap::new();
+    let mut planted_races = BTreeMap::new();
     for (race, _) in RACES {
         let directories = directories_of(&scene.workspace().join(race));
         let found = oracle.ask(&directories, &[Tool::Git, Tool::GitHome, Tool::Cargo, Tool::Reader])?;
-        left.extend(found.into_iter().next().map(|line| (*race, line)));
+        planted_races.extend(found.into_iter().next().map(|line| (*race, line)));
     }
-    Ok(left)
+    Ok(planted_races)
 }
 
 /// How often each goal was there when looked at, until it is over.

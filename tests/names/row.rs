@@ -121,13 +121,13 @@ pub const ROW: Row =
 
 impl Row {
     /// Whether it is played in persistent sandboxes as well.
-    pub fn is_played_kept(&self) -> bool {
+    pub fn is_played_persistent(&self) -> bool {
         KEPT.contains(&self.id)
     }
 
     /// Runs it, sandboxed or as its control, and says what was planted.
-    pub fn play(&self, session: &Session, user: TestUser, walls: Walls) -> Result<Vec<String>> {
-        let mut scene = Scene::new(session, user, walls)?;
+    pub fn play(&self, session: &Session, user: TestUser, isolation: Walls) -> Result<Vec<String>> {
+        let mut scene = Scene::new(session, user, isolation)?;
         scene.prepare(self.prepare)?;
         scene.open()?;
         let before = Oracle::new(&scene, Depth::Settings).ask(&scene.directories(), self.ask)?;
@@ -143,19 +143,19 @@ impl Row {
             Then::Commit(further) => self.run_staged(&scene, further)?,
         }
         // A control must be seen by the tool that the row is about.
-        let asked = if walls.is_control() { &self.ask[..1] } else { self.ask };
-        Oracle::new(&scene, Depth::Run).ask(&scene.directories(), asked)
+        let tools = if isolation.is_control() { &self.ask[..1] } else { self.ask };
+        Oracle::new(&scene, Depth::Run).ask(&scene.directories(), tools)
     }
 
     /// Does it as ordinary work, and says how it failed.
-    pub fn work(&self, session: &Session, user: TestUser, walls: Walls) -> Result<Vec<String>> {
-        let mut scene = Scene::new(session, user, walls)?;
+    pub fn work(&self, session: &Session, user: TestUser, isolation: Walls) -> Result<Vec<String>> {
+        let mut scene = Scene::new(session, user, isolation)?;
         scene.prepare(self.prepare)?;
         scene.open()?;
         let text = format!("set -e; set -o pipefail\n{}\necho {DONE}", self.attack);
         let output = run_as(&scene.account, &scene.attack("work", self.workspace, self.options, &text)?)?;
         scene.require_ran("work", &output)?;
-        if walls.is_control() && self.id == "git-code-left-out" {
+        if isolation.is_control() && self.id == "git-code-left-out" {
             return Ok(Vec::new());
         }
         let is_done = output.ended == ProgramEnd::Code(0) && output.stdout.contains(DONE);
@@ -191,9 +191,9 @@ impl Row {
 
     fn run_staged(&self, scene: &Scene<'_>, further: &[&str]) -> Result<()> {
         for (number, text) in std::iter::once(&self.attack).chain(further).enumerate() {
-            let options: &[&str] = if !scene.walls.is_control() { &["--stage"] } else { &[] };
+            let options: &[&str] = if !scene.isolation.is_control() { &["--stage"] } else { &[] };
             self.run(scene, &format!("staged{number}"), options, text)?;
-            if !scene.walls.is_control() {
+            if !scene.isolation.is_control() {
                 // Part of it may be refused: the rest is committed.
                 let output =
                     run_as(&scene.account, &scene.command(scene.session.path("stockade")).args(["stage", "commit"]))?;

@@ -140,19 +140,19 @@ pub struct Scene<'a> {
     /// The attacking user.
     pub account: UserAccount,
     /// What the attack is made behind.
-    pub walls: Walls,
+    pub isolation: Walls,
     top: PathBuf,
     /// The persistent sandbox.
-    kept: Option<String>,
+    sandbox_id: Option<String>,
 }
 
 static SCENES: AtomicU32 = AtomicU32::new(0);
 
 impl<'a> Scene<'a> {
     /// A new scene of this user.
-    pub fn new(session: &'a Session, user: TestUser, walls: Walls) -> Result<Self> {
+    pub fn new(session: &'a Session, user: TestUser, isolation: Walls) -> Result<Self> {
         let top = session.path(&format!("scene-{}", SCENES.fetch_add(1, Ordering::SeqCst)));
-        let scene = Self { session, account: UserAccount::for_user(user)?, walls, top, kept: None };
+        let scene = Self { session, account: UserAccount::for_user(user)?, isolation, top, sandbox_id: None };
         for directory in ["", "ws", "home", "state", "probe", "out"] {
             let path = scene.path(directory);
             open_directory(&path)?;
@@ -206,7 +206,7 @@ impl<'a> Scene<'a> {
 
     /// Makes the persistent sandbox, if it is one.
     pub fn open(&mut self) -> Result<()> {
-        if self.walls != Walls::Kept {
+        if self.isolation != Walls::Kept {
             return Ok(());
         }
         let helpers = self.workspace().join(KEPT_HELPERS);
@@ -220,7 +220,7 @@ impl<'a> Scene<'a> {
             .arg(self.workspace());
         let output = run_as(&self.account, &create)?;
         ensure!(output.ended == ProgramEnd::Code(0), "sandbox create: {}", output.combined_text());
-        self.kept = Some(output.stdout.trim_end().to_owned());
+        self.sandbox_id = Some(output.stdout.trim_end().to_owned());
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl<'a> Scene<'a> {
             "W={}\nC={}\nACTS={}\n{PRELUDE}\necho {BEGIN}\n{text}\n",
             workspace.display(),
             self.path("probe/canary.sh").display(),
-            self.walls.helper(self, "acts").display()
+            self.isolation.helper(self, "acts").display()
         )
     }
 
@@ -244,11 +244,18 @@ impl<'a> Scene<'a> {
     }
 
     /// The command that runs `argv` behind these walls.
-    pub fn behind(&self, walls: Walls, tag: &str, workspace: &str, options: &[&str], argv: &[&Path]) -> TestCommand {
+    pub fn behind(
+        &self,
+        isolation: Walls,
+        tag: &str,
+        workspace: &str,
+        options: &[&str],
+        argv: &[&Path],
+    ) -> TestCommand {
         let workspace = self.workspace().join(workspace);
         let json = format!("--json={}", self.path("state").join(format!("{tag}.json")).display());
         let stockade = || self.command(self.session.path("stockade"));
-        let command = match walls {
+        let command = match isolation {
             Walls::None => {
                 let (program, rest) = argv.split_first().expect("a program");
                 self.command(program).args(rest)
@@ -264,7 +271,7 @@ impl<'a> Scene<'a> {
                 .args(["sandbox", "exec", "--mode", "never"])
                 .arg(json)
                 .args(options)
-                .arg(self.kept.as_deref().unwrap_or_default())
+                .arg(self.sandbox_id.as_deref().unwrap_or_default())
                 .arg("--")
                 .args(argv),
         };
@@ -273,15 +280,15 @@ impl<'a> Scene<'a> {
 
     /// The command of an attack.
     pub fn attack(&self, tag: &str, workspace: &str, options: &[&str], text: &str) -> Result<TestCommand> {
-        let inside = self.walls.workspace(self);
+        let inside = self.isolation.workspace(self);
         let text = self.text(text, &inside);
         let name = format!("{tag}.sh");
-        let (written, named) = match self.walls {
+        let (written, named) = match self.isolation {
             Walls::Kept => (self.workspace().join(KEPT_HELPERS).join(&name), inside.join(KEPT_HELPERS).join(&name)),
             _ => (self.path("probe").join(&name), self.path("probe").join(&name)),
         };
         fs::write(written, text)?;
-        Ok(self.behind(self.walls, tag, workspace, options, &[Path::new("/bin/bash"), &named]))
+        Ok(self.behind(self.isolation, tag, workspace, options, &[Path::new("/bin/bash"), &named]))
     }
 
     /// Refuses an attack that did not run at its level.
@@ -290,7 +297,7 @@ impl<'a> Scene<'a> {
         if !output.stdout.contains(BEGIN) {
             bail!("the attack did not start ({:?}): {}", output.ended, tail.join(" | "));
         }
-        let Some(level) = self.walls.level() else { return Ok(()) };
+        let Some(level) = self.isolation.level() else { return Ok(()) };
         let outcome = fs::read(self.path("state").join(format!("{tag}.json"))).context("no outcome was written")?;
         let outcome: serde_json::Value = serde_json::from_slice(&outcome)?;
         let enforced = outcome["attempts"].as_array().and_then(|a| a.last()).map(|a| a["enforced"]["level"].clone());
@@ -318,8 +325,8 @@ impl<'a> Scene<'a> {
 
 impl Drop for Scene<'_> {
     fn drop(&mut self) {
-        if let Some(kept) = &self.kept {
-            let destroy = self.command(self.session.path("stockade")).args(["sandbox", "destroy", kept]);
+        if let Some(sandbox_id) = &self.sandbox_id {
+            let destroy = self.command(self.session.path("stockade")).args(["sandbox", "destroy", sandbox_id]);
             let _ = run_as(&self.account, &destroy);
         }
         let _ = std::process::Command::new("rm").arg("-rf").arg("--").arg(&self.top).status();

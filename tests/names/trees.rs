@@ -74,16 +74,16 @@ impl Part {
 }
 
 /// Plays them, and says what was planted.
-pub fn play(session: &Session, user: TestUser, walls: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(session: &Session, user: TestUser, isolation: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
     let Part { kind, number, trees } = part;
     // Each user at each level plays other trees; the control has some of the same.
-    let place = match walls {
+    let place = match isolation {
         Walls::None | Walls::Run(Level::Restricted) => 0,
         Walls::Run(Level::Full) => 1,
         Walls::Kept => 2,
     };
     let first = TREES_MAX * (place + 3 * usize::from(user == TestUser::Root)) + number * trees;
-    let mut scene = Scene::new(session, user, walls)?;
+    let mut scene = Scene::new(session, user, isolation)?;
     scene.open()?;
     let played = Played { scene: &scene, kind, first, trees, seed: counts.seed };
     scene.run_together(&[played.ship()])?;
@@ -92,24 +92,24 @@ pub fn play(session: &Session, user: TestUser, walls: Walls, part: Part, counts:
     let board = Board::new(&scene, trees)?;
     let began = Instant::now();
     scene.run_together(&(0..RUNS).map(|run| played.run(run)).collect::<Vec<_>>())?;
-    let (said, playing) = (board.read()?, began.elapsed());
+    let (totals, playing) = (board.read()?, began.elapsed());
     let mut found = played.planted(trees)?;
     println!(
         "        trees-{}-{number}/{}/{}: {trees} trees, seed {}, {} calls tried, {} refused, {} done, planted in {} \
          ({} s playing, {} s asking)",
         kind.word(),
         user.word(),
-        walls,
+        isolation,
         counts.seed,
-        said.tried,
-        said.refused,
-        said.done,
+        totals.tried,
+        totals.refused,
+        totals.done,
         found.len(),
         playing.as_secs(),
         (began.elapsed() - playing).as_secs(),
     );
-    ensure!(said.done > 0, "nothing was played");
-    if walls.is_control() {
+    ensure!(totals.done > 0, "nothing was played");
+    if isolation.is_control() {
         ensure!(
             found.len() * 100 >= trees * CONTROL_SHARE_PERCENT,
             "planted in {} of {trees} trees only: the seeds prove little",
@@ -144,10 +144,10 @@ impl Played<'_> {
     }
 
     fn run(&self, run: usize) -> TestCommand {
-        let (scene, walls) = (self.scene, self.scene.walls);
-        let command = scene.behind(walls, &format!("play{run}"), "", &[], &[&walls.helper(scene, "play")]);
+        let (scene, isolation) = (self.scene, self.scene.isolation);
+        let command = scene.behind(isolation, &format!("play{run}"), "", &[], &[&isolation.helper(scene, "play")]);
         let further = [run, PROCESSES, RUNS * PROCESSES, ROUNDS];
-        command.args(self.arguments("play", &walls.workspace(scene), &further)).timeout(PLAY_TIMEOUT)
+        command.args(self.arguments("play", &isolation.workspace(scene), &further)).timeout(PLAY_TIMEOUT)
     }
 
     /// One line for each of the first trees in which something is planted, or in what

@@ -50,7 +50,7 @@ pub struct Attack {
     /// Programs are told of the door's proxies; of a naive one in the control.
     pub with_proxies: bool,
     /// What is judged besides what the servers saw.
-    pub judge: fn(&Seen) -> Vec<String>,
+    pub check_result: fn(&Seen) -> Vec<String>,
     pub control: Control,
     /// How many breaches the control shows at least, where a row has many forms.
     pub least: usize,
@@ -69,7 +69,7 @@ pub const WORKSPACE: Attack = Attack {
     agreed: &[],
     works: None,
     with_proxies: false,
-    judge: |_| Vec::new(),
+    check_result: |_| Vec::new(),
     control: Control::Same,
     least: 1,
     full_only: None,
@@ -168,7 +168,7 @@ pub fn script<'a>(attack: &Attack, text: &'a str) -> Script<'a> {
 /// What got through that nobody agreed to.
 pub fn breaches(attack: &Attack, seen: &Seen) -> Vec<String> {
     let mut breaches = seen.sight.strangers(attack.agreed);
-    breaches.extend((attack.judge)(seen));
+    breaches.extend((attack.check_result)(seen));
     breaches
 }
 

@@ -130,7 +130,7 @@ impl Estate {
         for (_, sandbox) in std::mem::take(&mut self.sandboxes) {
             sandbox.maker.run(&sandbox.world, &["destroy", &sandbox.id])?;
         }
-        self.containers.as_ref().context("no row made a sandbox")?.demand_empty()
+        self.containers.as_ref().context("no row made a sandbox")?.require_empty()
     }
 }
 

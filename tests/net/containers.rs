@@ -75,9 +75,9 @@ impl Containers {
     }
 
     /// That no container is left.
-    pub fn demand_empty(&self) -> Result<()> {
-        let left = self.engine.run_client(&["ps", "--all", "--quiet"])?;
-        ensure!(left.is_empty(), "containers are left: {left}");
+    pub fn require_empty(&self) -> Result<()> {
+        let container_list = self.engine.run_client(&["ps", "--all", "--quiet"])?;
+        ensure!(container_list.is_empty(), "containers are left: {container_list}");
         Ok(())
     }
 }

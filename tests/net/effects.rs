@@ -39,7 +39,7 @@ pub fn tasks() -> Vec<Task> {
         plays.into_iter().flat_map(move |(name, keys, arrive)| {
             levels.into_iter().map(move |level| {
                 let id = format!("effects-asked-{name}/{}/{}", user.word(), level.word());
-                let task = Task::new(id, move |lab| asked(lab, (user, level), keys, arrive));
+                let task = Task::new(id, move |lab| play_questions(lab, (user, level), keys, arrive));
                 Task { turn: Turn::One(format!("effects-asked-{name}")), ..task }
             })
         })
@@ -52,7 +52,7 @@ fn count(sight: &Sight, method: &str) -> usize {
 }
 
 /// Each host is a question of its own.
-fn asked(lab: &Lab, (user, level): (TestUser, Level), keys: &[&str], arrive: usize) -> Result<()> {
+fn play_questions(lab: &Lab, (user, level): (TestUser, Level), keys: &[&str], arrive: usize) -> Result<()> {
     let world = World::new(user);
     world.dir("home/.config");
     world.dir("home/.config/stockade");

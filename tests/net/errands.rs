@@ -74,7 +74,7 @@ fn in_containers(lab: &Lab, kind: EngineKind) -> Result<()> {
     };
     for runtime in runtimes {
         two_at_once(lab, TestUser::Root, &containers.maker(runtime)).with_context(|| format!("with {runtime:?}"))?;
-        containers.demand_empty()?;
+        containers.require_empty()?;
     }
     Ok(())
 }
@@ -105,8 +105,8 @@ fn two_at_once(lab: &Lab, user: TestUser, maker: &Maker) -> Result<()> {
         ensure!(sight.reached(target), "{target} saw nobody: {sight}");
     }
     ensure!(sight.strangers(&all).is_empty(), "reached without a grant: {:?}", sight.strangers(&all));
-    let left = maker.run(&world, &["list"])?;
-    ensure!(left.is_empty(), "left: {left}");
+    let sandbox_list = maker.run(&world, &["list"])?;
+    ensure!(sandbox_list.is_empty(), "left: {sandbox_list}");
     Ok(())
 }
 

@@ -57,27 +57,27 @@ fn assign(tasks: &[Task]) -> Vec<usize> {
 }
 
 /// The tasks that are asked for and can be played here, and those that cannot.
-fn asked_for(wanted: &Wanted) -> Result<(Vec<Task>, Vec<Task>)> {
-    let named = crate::tasks()?.into_iter().filter(|task| wanted.names(&task.name));
+fn select_tasks(selection: &Wanted) -> Result<(Vec<Task>, Vec<Task>)> {
+    let named = crate::tasks()?.into_iter().filter(|task| selection.names(&task.name));
     Ok(named.partition(|task| task.not_here.is_none()))
 }
 
 /// Those that are played: every process of the suite chooses the same.
-fn played(wanted: &Wanted, here: Vec<Task>) -> Vec<Task> {
-    wanted.narrowed(here, |task| task.turn.clone())
+fn played(selection: &Wanted, here: Vec<Task>) -> Vec<Task> {
+    selection.narrowed(here, |task| task.turn.clone())
 }
 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let wanted = Wanted::of(arguments);
-    let (here, not_here) = asked_for(&wanted)?;
+    let selection = Wanted::of(arguments);
+    let (here, not_here) = select_tasks(&selection)?;
     let all = here.len();
-    let here = played(&wanted, here);
+    let here = played(&selection, here);
     if arguments.iter().any(|a| a == "--list") {
         here.iter().for_each(|task| println!("{}: test", task.name));
         return Ok(ExitCode::SUCCESS);
     }
-    wanted.tell(here.len(), all);
+    selection.tell(here.len(), all);
     let room = furnish()?;
     if here.iter().any(|task| task.needs_image) {
         let (made, named) = (small_image(&room.0.join("shared"))?, room.0.join("shared/image.tar"));
@@ -94,7 +94,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
         services.sort_unstable();
         services.dedup();
-        (number, plays(number).count(), lane_command(&room.0, number, &wanted, &services))
+        (number, plays(number).count(), lane_command(&room.0, number, &selection, &services))
     };
     // Engines and all the others at once would be too much for a small machine.
     let (engines, others): (Vec<_>, Vec<_>) =
@@ -184,7 +184,7 @@ fn furnish() -> Result<Room> {
 }
 
 /// The suite itself, in namespaces with a lab in them.
-fn lane_command(room: &Path, number: usize, wanted: &Wanted, services: &[&str]) -> Result<TestCommand> {
+fn lane_command(room: &Path, number: usize, selection: &Wanted, services: &[&str]) -> Result<TestCommand> {
     let shared = room.join("shared");
     let place = room.join(format!("lane-{number}"));
     fs::create_dir(&place)?;
@@ -195,7 +195,7 @@ fn lane_command(room: &Path, number: usize, wanted: &Wanted, services: &[&str]) 
     let mut command = TestCommand::new("/usr/bin/unshare", room);
     let account = UserAccount::for_user(strongest())?;
     let (uid, gid) = (account.uid.to_string(), account.gid.to_string());
-    let again: &[&str] = match account.user {
+    let user_unshare: &[&str] = match account.user {
         TestUser::Root => &[],
         TestUser::Ordinary => {
             command = command.args(["--user", "--map-root-user"]);
@@ -209,11 +209,11 @@ fn lane_command(room: &Path, number: usize, wanted: &Wanted, services: &[&str]) 
         .arg(sysroot.trim())
         .args(services)
         .arg("--")
-        .args(again)
+        .args(user_unshare)
         .arg(shared.join("suite"))
         .args(["--lane", &number])
         .args([&place, &shared])
-        .args(wanted.words())
+        .args(selection.words())
         .env("PATH", PATH)
         .env("HOME", std::env::var_os("HOME").unwrap_or("/".into()))
         .env("LANG", "C.UTF-8")
@@ -226,8 +226,8 @@ fn lane_command(room: &Path, number: usize, wanted: &Wanted, services: &[&str]) 
 pub fn ride(lane: &str, place: &str, shared: &str, words: &[String]) -> Result<ExitCode> {
     let lab = Lab::at(place, shared)?;
     let lane: usize = lane.parse()?;
-    let wanted = Wanted::of(words);
-    let here = played(&wanted, asked_for(&wanted)?.0);
+    let selection = Wanted::of(words);
+    let here = played(&selection, select_tasks(&selection)?.0);
     let own = assign(&here).into_iter().zip(here).filter(|(number, _)| *number == lane);
     for (_, task) in own {
         let started = Instant::now();

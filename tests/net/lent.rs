@@ -59,7 +59,7 @@ pub fn tasks() -> Vec<Task> {
             ("granted", granted),
             ("asked-yes", agreed),
             ("asked-no", declined),
-            ("asked-in-vain", given_up),
+            ("asked-in-vain", give_up_waiting),
             ("always", always),
         ];
         plays.map(|(name, play)| Task {
@@ -101,8 +101,12 @@ fn refused_at(lab: &Lab, user: TestUser, level: Level) -> Result<()> {
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
     ensure!(bearers(&seen.sight, "github.test") == [real()], "its own host did not get it: {}", seen.story());
     ensure!(bearers(&seen.sight, "api.test").is_empty(), "the request went on: {}", seen.story());
-    let said = &seen.output.stdout;
-    ensure!(said.contains("CODE 403") && said.contains(&format!("the grant `{GRANT}`")), "{}", seen.story());
+    let output_text = &seen.output.stdout;
+    ensure!(
+        output_text.contains("CODE 403") && output_text.contains(&format!("the grant `{GRANT}`")),
+        "{}",
+        seen.story()
+    );
     let denials = about_secrets(seen.attempt());
     let is_exact = |denial: &Value| {
         denial["object"] == "api.test:443"
@@ -168,50 +172,50 @@ fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -
     }
     let (code, text) = terminal.finish();
     let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome:\n{text}"))?;
-    let told = Told { code, text, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)?, world };
-    ensure!(told.text.matches("wants to take a secret").count() == 1, "it was asked about again: {}", told.story());
-    ensure!(!told.text.contains(TOKEN), "its value is told: {}", told.story());
-    ensure!(told.outcome["attempts"].as_array().is_some_and(|a| a.len() == 1), "it ran again: {}", told.story());
-    Ok(told)
+    let result = Told { code, text, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)?, world };
+    ensure!(result.text.matches("wants to take a secret").count() == 1, "it was asked about again: {}", result.story());
+    ensure!(!result.text.contains(TOKEN), "its value is told: {}", result.story());
+    ensure!(result.outcome["attempts"].as_array().is_some_and(|a| a.len() == 1), "it ran again: {}", result.story());
+    Ok(result)
 }
 
 /// The one denial, and what became of it.
-fn is_settled(told: &Told, resolution: &str) -> bool {
-    let denials = about_secrets(&told.outcome["attempts"][0]);
+fn is_settled(result: &Told, resolution: &str) -> bool {
+    let denials = about_secrets(&result.outcome["attempts"][0]);
     denials.len() == 1 && denials[0]["grant"] == GRANT && denials[0]["resolution"] == resolution
 }
 
 fn agreed(lab: &Lab, user: TestUser) -> Result<()> {
-    let told = at_terminal(lab, user, THRICE, &[("allow?", "o")])?;
-    ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());
-    ensure!(told.code == 0 && is_settled(&told, "granted"), "{}", told.story());
+    let result = at_terminal(lab, user, THRICE, &[("allow?", "o")])?;
+    ensure!(bearers(&result.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", result.story());
+    ensure!(result.code == 0 && is_settled(&result, "granted"), "{}", result.story());
     Ok(())
 }
 
 fn declined(lab: &Lab, user: TestUser) -> Result<()> {
-    let told = at_terminal(lab, user, THRICE, &[("allow?", "n")])?;
-    ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
-    ensure!(told.text.matches("CODE 403").count() == 3, "not each was told: {}", told.story());
-    ensure!(is_settled(&told, "refused"), "{}", told.story());
+    let result = at_terminal(lab, user, THRICE, &[("allow?", "n")])?;
+    ensure!(bearers(&result.sight, "api.test").is_empty(), "a request went on: {}", result.story());
+    ensure!(result.text.matches("CODE 403").count() == 3, "not each was told: {}", result.story());
+    ensure!(is_settled(&result, "refused"), "{}", result.story());
     Ok(())
 }
 
 /// Who asked does not wait any more: nothing is left to answer, and nothing goes.
-fn given_up(lab: &Lab, user: TestUser) -> Result<()> {
-    let told = at_terminal(lab, user, IMPATIENT, &[("withdrawn: nobody waits", "")])?;
-    ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
-    ensure!(told.text.contains("GAVE UP") && told.code == 0, "{}", told.story());
-    ensure!(is_settled(&told, "recorded"), "{}", told.story());
+fn give_up_waiting(lab: &Lab, user: TestUser) -> Result<()> {
+    let result = at_terminal(lab, user, IMPATIENT, &[("withdrawn: nobody waits", "")])?;
+    ensure!(bearers(&result.sight, "api.test").is_empty(), "a request went on: {}", result.story());
+    ensure!(result.text.contains("GAVE UP") && result.code == 0, "{}", result.story());
+    ensure!(is_settled(&result, "recorded"), "{}", result.story());
     Ok(())
 }
 
 /// A yes for always, written as the rule that was shown, holds for another run.
 fn always(lab: &Lab, user: TestUser) -> Result<()> {
     let keys = [("allow?", "a"), ("grants = [\"secret github to api.test:443\"]", "w")];
-    let told = at_terminal(lab, user, THRICE, &keys)?;
-    ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());
-    let written = fs::read_to_string(told.world.home().join(".config/stockade/config.toml"))?;
-    ensure!(written.starts_with(CONFIG) && written.contains("[[rules]]"), "{written}\n{}", told.story());
+    let result = at_terminal(lab, user, THRICE, &keys)?;
+    ensure!(bearers(&result.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", result.story());
+    let written = fs::read_to_string(result.world.home().join(".config/stockade/config.toml"))?;
+    ensure!(written.starts_with(CONFIG) && written.contains("[[rules]]"), "{written}\n{}", result.story());
     let powers = Powers { config: &written, env: ENV, ..Powers::of(Level::Full, &[]) };
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
     ensure!(bearers(&seen.sight, "api.test") == [real()], "the rule does not hold: {}", seen.story());

@@ -169,47 +169,47 @@ fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, Told)> {
     }
     let (code, text) = terminal.finish();
     let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome:\n{text}"))?;
-    let told = Told { code, text, questions, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)? };
-    Ok((world, told))
+    let result = Told { code, text, questions, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)? };
+    Ok((world, result))
 }
 
 fn play(work: &Work, user: TestUser, lab: &Lab) -> Result<()> {
-    let (world, told) = answered(work, user, lab)?;
+    let (world, result) = answered(work, user, lab)?;
     let (code, proof) = work.ends;
-    ensure!(told.code == code, "it ended with {}: {}", told.code, told.story());
-    ensure!(told.text.contains(proof), "it does not print `{proof}`: {}", told.story());
-    ensure!(told.questions > 0, "nobody was asked: {}", told.story());
+    ensure!(result.code == code, "it ended with {}: {}", result.code, result.story());
+    ensure!(result.text.contains(proof), "it does not print `{proof}`: {}", result.story());
+    ensure!(result.questions > 0, "nobody was asked: {}", result.story());
     // A yes that comes late is no failure to the program.
-    ensure!(work.key != "o" || !told.text.contains("Retrying"), "it tried again: {}", told.story());
-    ensure!(told.outcome["attempts"].as_array().is_some_and(|a| a.len() == 1), "it ran again: {}", told.story());
-    let waited = told.outcome["approvals"][0]["waited_ms"].as_u64().unwrap_or_default();
-    ensure!(u128::from(waited) >= work.late.as_millis(), "the answer came after {waited} ms: {}", told.story());
-    ensure!(told.sight.reached_any(work.targets) == (work.key == "o"), "{}", told.story());
+    ensure!(work.key != "o" || !result.text.contains("Retrying"), "it tried again: {}", result.story());
+    ensure!(result.outcome["attempts"].as_array().is_some_and(|a| a.len() == 1), "it ran again: {}", result.story());
+    let waited = result.outcome["approvals"][0]["waited_ms"].as_u64().unwrap_or_default();
+    ensure!(u128::from(waited) >= work.late.as_millis(), "the answer came after {waited} ms: {}", result.story());
+    ensure!(result.sight.reached_any(work.targets) == (work.key == "o"), "{}", result.story());
     for (host, path) in work.fetched {
-        let count = told.sight.count(host, path);
-        ensure!(count == 1, "{host}{path} was fetched {count} times: {}", told.story());
+        let count = result.sight.count(host, path);
+        ensure!(count == 1, "{host}{path} was fetched {count} times: {}", result.story());
     }
     if let Some(once) = work.once {
         let lines = fs::read_to_string(world.workspace().join(once)).map(|text| text.lines().count());
-        ensure!(lines.as_ref().is_ok_and(|n| *n == 1), "executed {lines:?} times: {}", told.story());
+        ensure!(lines.as_ref().is_ok_and(|n| *n == 1), "executed {lines:?} times: {}", result.story());
     }
-    on_record(work, &told)
+    on_record(work, &result)
 }
 
 /// Each connection was asked about once, and the record has the answer.
-fn on_record(work: &Work, told: &Told) -> Result<()> {
-    let denials = told.outcome["attempts"][0]["denials"].as_array();
+fn on_record(work: &Work, result: &Told) -> Result<()> {
+    let denials = result.outcome["attempts"][0]["denials"].as_array();
     let connects = denials.into_iter().flatten().filter(|denial| denial["operation"] == "connect");
     let mut objects: Vec<&str> = connects.clone().filter_map(|denial| denial["object"].as_str()).collect();
     objects.sort_unstable();
-    let mut wanted = work.targets.to_vec();
-    wanted.sort_unstable();
-    ensure!(objects == wanted, "asked about {objects:?}: {}", told.story());
+    let mut expected_targets = work.targets.to_vec();
+    expected_targets.sort_unstable();
+    ensure!(objects == expected_targets, "asked about {objects:?}: {}", result.story());
     let resolution = if work.key == "o" { "granted" } else { "refused" };
     for denial in connects {
         let object = denial["object"].as_str().unwrap_or_default();
         let is_exact = denial["grant"] == format!("connect {object}") && denial["resolution"] == resolution;
-        ensure!(is_exact, "the record of {object} is not exact: {}", told.story());
+        ensure!(is_exact, "the record of {object} is not exact: {}", result.story());
     }
     Ok(())
 }

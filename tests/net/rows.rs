@@ -17,18 +17,18 @@ pub const ROWS: &[Attack] = &[
     Attack { id: "esc-0130", ..WORKSPACE },
     Attack { id: "esc-0131", ..WORKSPACE },
     Attack { id: "esc-0132", ..WORKSPACE },
-    Attack { id: "esc-0133", judge: |seen| refuse_line(seen, "64 bytes from"), control: SameAsRoot, ..WORKSPACE },
+    Attack { id: "esc-0133", check_result: |seen| refuse_line(seen, "64 bytes from"), control: SameAsRoot, ..WORKSPACE },
     Attack {
         id: "esc-0134",
         text: "/usr/bin/python3 $SHARED/probe.py raw-sockets",
-        judge: |seen| refuse_line(seen, "MADE"),
+        check_result: |seen| refuse_line(seen, "MADE"),
         control: SameAsRoot,
         least: 3,
         ..WORKSPACE
     },
     Attack {
         id: "esc-0135",
-        judge: |seen| {
+        check_result: |seen| {
             let foreign = seen.output.stdout.lines().filter(|line| line.contains("near0"));
             foreign.map(|line| format!("an interface of the host: {line}")).collect()
         },
@@ -38,7 +38,7 @@ pub const ROWS: &[Attack] = &[
     Attack {
         id: "esc-0136",
         text: "/usr/bin/python3 $SHARED/probe.py vsock",
-        judge: |seen| refuse_line(seen, "MADE"),
+        check_result: |seen| refuse_line(seen, "MADE"),
         ..WORKSPACE
     },
     Attack {
@@ -51,19 +51,19 @@ pub const ROWS: &[Attack] = &[
     Attack {
         id: "esc-0142",
         text: "/usr/bin/python3 $SHARED/probe.py io-uring",
-        judge: |seen| refuse_line(seen, "MADE"),
+        check_result: |seen| refuse_line(seen, "MADE"),
         ..WORKSPACE
     },
     Attack {
         id: "esc-0143",
         text: "env -u HTTP_PROXY -u HTTPS_PROXY -u ALL_PROXY -u http_proxy -u https_proxy -u all_proxy curl -s -m 3 http://allowed.test/ http://denied.test/",
-        judge: through_the_door,
+        check_result: find_proxy_bypass,
         ..PROXY
     },
     Attack {
         id: "esc-0144",
         text: "NO_PROXY='*' no_proxy='*' curl -s -m 3 http://allowed.test/ http://denied.test/",
-        judge: through_the_door,
+        check_result: find_proxy_bypass,
         ..PROXY
     },
     Attack { id: "esc-0146", text: both_ways!("http://denied.test/"), ..PROXY },
@@ -175,7 +175,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
     Attack {
         id: "esc-0175",
         text: "/usr/bin/python3 $SHARED/probe.py open-ports",
-        judge: |seen| {
+        check_result: |seen| {
             let looked = seen.output.stdout.contains("LOOKED");
             let open = refuse_line(seen, "OPEN");
             if looked { open } else { vec!["nobody looked".to_owned()] }
@@ -185,16 +185,16 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
     },
     Attack {
         id: "esc-0177",
-        special: Some(special::others_reach_no_door),
+        special: Some(special::others_reach_no_proxy),
         full_only: Some("the door listens on the host's loopback for a moment, and takes what the broker announced alone"),
         ..PROXY
     },
-    Attack { id: "esc-0178", special: Some(special::the_door_dies), ..PROXY },
+    Attack { id: "esc-0178", special: Some(special::kill_proxy), ..PROXY },
     Attack {
         id: "esc-0180",
         // Not by a program whose use is asked about.
         text: "/usr/bin/python3 -c \"import urllib.request as u; u.urlopen(u.Request('http://allowed.test/up', data=bytes(20 << 20)))\"",
-        judge: |seen| {
+        check_result: |seen| {
             let sent = seen.use_of("allowed.test:80").and_then(|used| used["bytes_up"].as_u64()).unwrap_or_default();
             if sent >= 20 << 20 { Vec::new() } else { vec![format!("{sent} bytes are on record, not 20 MiB")] }
         },
@@ -209,7 +209,7 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
         text: "for s in http https; do for m in POST PUT DELETE PATCH OPTIONS; do curl -s -m 3 -X $m -d x $s://allowed.test/
 curl -s -m 3 --noproxy '*' -X $m -d x $s://allowed.test/; done
 curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
-        judge: |seen| {
+        check_result: |seen| {
             let other = seen.sight.requests().filter(|request| request["method"] != "GET");
             other.map(|request| format!("asked: {request}")).collect()
         },
@@ -257,7 +257,7 @@ curl -s -m 3 -X POST -H 'X-HTTP-Method-Override: GET' $s://allowed.test/; done",
         grants: &["connect allowed.test:9418", "connect allowed.test:80"],
         agreed: &["allowed.test:80", "allowed.test:9418"],
         text: "/usr/bin/python3 $SHARED/probe.py http2",
-        judge: |seen| {
+        check_result: |seen| {
             let prefaces = seen.sight.said().filter(|data| data.contains("PRI * HTTP/2"));
             prefaces.map(|data| format!("said: {data}")).collect()
         },
@@ -302,7 +302,7 @@ curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
         config: "[profiles.workspace.egress]\nallow = ['allowed.test:80']\nlimits.total = '1MiB'\n",
         works: None,
         text: "head -c 20M /dev/zero > big; curl -s -m 20 -T big http://allowed.test/up; curl -s -m 20 --noproxy '*' -T big http://allowed.test/up",
-        judge: |seen| {
+        check_result: |seen| {
             let large = seen.sight.requests().filter(|request| request["bytes"].as_u64() > Some(2 << 20));
             large.map(|request| format!("sent: {request}")).collect()
         },
@@ -345,20 +345,20 @@ curl -s -g -m 3 http://$u/; curl -s -g -m 3 --noproxy '*' http://$u/; done",
     Attack {
         id: "net-netlink",
         text: "/usr/bin/python3 $SHARED/probe.py netlink",
-        judge: |seen| refuse_line(seen, "MADE"),
+        check_result: |seen| refuse_line(seen, "MADE"),
         control: SameAsRoot,
         ..WORKSPACE
     },
     Attack {
         id: "net-socks-binds-nothing",
         text: "/usr/bin/python3 $SHARED/probe.py socks-other",
-        judge: |seen| refuse_line(seen, "MADE"),
+        check_result: |seen| refuse_line(seen, "MADE"),
         ..PROXY
     },
 ];
 
 /// What a server saw of an agreed host is on record too.
-fn through_the_door(seen: &crate::lab::Seen) -> Vec<String> {
+fn find_proxy_bypass(seen: &crate::lab::Seen) -> Vec<String> {
     let unseen = seen.outcome.is_some() && seen.use_of("allowed.test:80").is_none();
     if unseen { vec!["it was reached past the door".to_owned()] } else { Vec::new() }
 }

@@ -109,8 +109,8 @@ fn base64(text: &str) -> String {
 
 /// What each upstream got.
 fn arrived(sight: &Sight) -> [bool; 4] {
-    let header = |host: &str, wanted: String| {
-        sight.requests().any(|r| r["host"] == host && r["headers"]["authorization"] == wanted.as_str())
+    let header = |host: &str, expected_value: String| {
+        sight.requests().any(|r| r["host"] == host && r["headers"]["authorization"] == expected_value.as_str())
     };
     [
         header("github.test", format!("token {GITHUB}")),
@@ -141,8 +141,10 @@ fn leaks(seen: &Seen) -> Result<Vec<String>> {
     for directory in [seen.world.home(), seen.world.workspace(), seen.world.outside()] {
         files_with_secrets(&directory, &mut found)?;
     }
-    let said = seen.output.combined_text();
-    found.extend(SECRETS.iter().filter(|secret| said.contains(**secret)).map(|secret| format!("{secret} printed")));
+    let output_text = seen.output.combined_text();
+    found.extend(
+        SECRETS.iter().filter(|secret| output_text.contains(**secret)).map(|secret| format!("{secret} printed")),
+    );
     Ok(found)
 }
 

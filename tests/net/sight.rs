@@ -120,10 +120,10 @@ impl Event {
 }
 
 /// Whether a name is the one meant, which may begin with `*.`.
-fn fits(meant: &str, name: &str) -> bool {
-    match meant.strip_prefix("*.") {
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.strip_prefix("*.") {
         Some(parent) => name.split_once('.').is_some_and(|(_, rest)| rest == parent),
-        None => meant == name,
+        None => pattern == name,
     }
 }
 

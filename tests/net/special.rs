@@ -69,7 +69,7 @@ fn listening() -> Result<Vec<String>> {
 }
 
 /// esc-0177: while a run uses the door, no socket on the host's side leads to it.
-pub fn others_reach_no_door(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
+pub fn others_reach_no_proxy(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let before = listening()?;
     let Some((user, level)) = run else {
         let _open = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -91,7 +91,7 @@ pub fn others_reach_no_door(lab: &Lab, run: Option<(TestUser, Level)>) -> Result
 }
 
 /// esc-0178: with the door's process gone, nothing gets out any more.
-pub fn the_door_dies(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
+pub fn kill_proxy(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let text =
         "while :; do curl -s -m 2 http://allowed.test/; curl -s -m 2 http://denied.test/; echo READY; sleep 0.1; done";
     let script = Script { timeout: Duration::from_secs(30), ..Script::new(text) };

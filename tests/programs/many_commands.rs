@@ -26,9 +26,9 @@ static ALLOCATOR: ArenaAllocator = ArenaAllocator;
 const WAIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
-    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let mode = std::env::args().nth(1).unwrap_or_default();
     let (hang_up, hold_on) = channel::<()>();
-    let other = (wanted == "threads").then(|| std::thread::spawn(move || hold_on.recv()));
+    let other = (mode == "threads").then(|| std::thread::spawn(move || hold_on.recv()));
     let session = match NativeSession::start() {
         Ok(session) => session,
         Err(error) => {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         }
     };
     drop((hang_up, other));
-    let (level, hold) = match wanted.as_str() {
+    let (level, hold) = match mode.as_str() {
         "restricted" => (IsolationLevel::Restricted, false),
         "restricted+" => (IsolationLevel::Restricted, true),
         "full+" => (IsolationLevel::Full, true),

@@ -35,14 +35,14 @@ pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 4 << 20 };
 pub struct Declared(pub String);
 
 /// Long enough for a loaded machine: whoever waits that long has hung.
-pub fn patience() -> Duration {
+pub fn event_timeout() -> Duration {
     Duration::from_secs(30) * slowness_factor()
 }
 
 /// Waits until it is so.
 #[track_caller]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let give_up = Instant::now() + patience();
+    let give_up = Instant::now() + event_timeout();
     while !is_so() {
         assert!(Instant::now() < give_up, "in vain: {what}");
         thread::sleep(Duration::from_millis(5));
@@ -169,23 +169,23 @@ impl Bench {
         if let Some(root) = &self.root {
             fs::create_dir_all(root.join(plan.id.as_str())).unwrap();
         }
-        let (sender, told) = channel();
+        let (sender, event_stream) = channel();
         let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.create_sandbox(&plan, events)?;
-        Ok(self.place_of(plan, sandbox, told))
+        Ok(self.place_of(plan, sandbox, event_stream))
     }
 
     /// Finds one again that somebody let go of.
     pub fn adopt(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
-        let (sender, told) = channel();
+        let (sender, event_stream) = channel();
         let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.adopt_sandbox(&plan, events)?;
-        Ok(self.place_of(plan, sandbox, told))
+        Ok(self.place_of(plan, sandbox, event_stream))
     }
 
-    fn place_of(&self, plan: SandboxPlan, sandbox: Box<dyn Sandbox>, told: Receiver<SandboxEvent>) -> Place {
+    fn place_of(&self, plan: SandboxPlan, sandbox: Box<dyn Sandbox>, event_stream: Receiver<SandboxEvent>) -> Place {
         let (sandboxes, own_kernel) = (Arc::clone(&self.sandboxes), self.own_kernel);
-        Place { sandboxes, plan, sandbox: Some(sandbox), told, own_kernel }
+        Place { sandboxes, plan, sandbox: Some(sandbox), event_stream, own_kernel }
     }
 
     /// A sandbox with this limit for all of its commands, where the kind can hold it.
@@ -217,28 +217,28 @@ impl Bench {
 
     /// As [`demand`](Self::demand), for sandboxes whose processes can be stopped.
     #[track_caller]
-    pub fn demand_pauses(&self) -> Result<(), Declared> {
+    pub fn require_pauses(&self) -> Result<(), Declared> {
         self.demand(self.capabilities().pauses, "a pause", || self.place().sandbox().pause())
     }
 
     /// The same for an end that takes what a command left behind.
     #[track_caller]
-    pub fn demand_ends_background(&self) -> Result<(), Declared> {
+    pub fn require_ends_background(&self) -> Result<(), Declared> {
         let end = || self.make(|plan| plan.background = BackgroundPolicy::End);
         self.demand(self.capabilities().ends_background, "ending what a command leaves behind", end)
     }
 
     /// The same for what lives on.
     #[track_caller]
-    pub fn demand_keeps_background(&self) -> Result<(), Declared> {
+    pub fn require_keeps_background(&self) -> Result<(), Declared> {
         let keep = || self.make(|plan| plan.background = BackgroundPolicy::Keep);
         self.demand(self.capabilities().keeps_background, "keeping what a command leaves behind", keep)
     }
 }
 
-fn refused_limit(limit: LimitKind, said: &str) -> Declared {
-    assert!(said.contains(limit.name()), "a limit of {limit} is refused without a word of it: {said}");
-    Declared(said.to_owned())
+fn refused_limit(limit: LimitKind, read_text: &str) -> Declared {
+    assert!(read_text.contains(limit.name()), "a limit of {limit} is refused without a word of it: {read_text}");
+    Declared(read_text.to_owned())
 }
 
 /// A sandbox with its directories on the host, and what it tells.
@@ -246,7 +246,7 @@ pub struct Place {
     sandboxes: Arc<dyn SandboxProvider>,
     pub plan: SandboxPlan,
     sandbox: Option<Box<dyn Sandbox>>,
-    pub told: Receiver<SandboxEvent>,
+    pub event_stream: Receiver<SandboxEvent>,
     own_kernel: bool,
 }
 
@@ -290,7 +290,7 @@ impl Place {
 
     /// What one of its files says, on the host.
     #[track_caller]
-    pub fn said(&self, name: &str) -> String {
+    pub fn read_text(&self, name: &str) -> String {
         fs::read_to_string(self.work(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
@@ -300,10 +300,10 @@ impl Place {
 
     pub fn try_begin(&self, plan: &AttemptPlan, io: StdioMode, hold: bool) -> Result<Going, StartError> {
         let (sender, events) = channel();
-        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let event_stream = AttemptEventSender::new(move |event| drop(sender.send(event)));
         let backend = self.sandbox().backend();
         let plan = AttemptPlan { backend: backend.name().to_owned(), level: self.plan.level, ..plan.clone() };
-        let mut attempt = backend.prepare_attempt(&plan, &io, hold, told)?;
+        let mut attempt = backend.prepare_attempt(&plan, &io, hold, event_stream)?;
         attempt.release_command()?;
         Ok(Going { attempt, events, seen: Seen::default() })
     }
@@ -383,7 +383,7 @@ impl Place {
 
     /// That refusals in it are told call by call, or declared as not.
     #[track_caller]
-    pub fn demand_exact(&self) -> Result<(), Declared> {
+    pub fn require_exact(&self) -> Result<(), Declared> {
         let ran = self.run_with_all("true");
         match ran.report.layers.get("broker") {
             Some(layer) if layer.state != LayerState::Absent => Ok(()),
@@ -395,9 +395,9 @@ impl Place {
     /// That its commands can reach out through the door, or that a grant for it is
     /// declared as one that cannot be given.
     #[track_caller]
-    pub fn demand_door(&self) -> Result<(), Declared> {
-        let wish = grant("connect host.test:1");
-        if self.sandbox().backend().supports_grant(&wish, self.plan.level) {
+    pub fn require_proxy(&self) -> Result<(), Declared> {
+        let connect_grant = grant("connect host.test:1");
+        if self.sandbox().backend().supports_grant(&connect_grant, self.plan.level) {
             // Programs that know nothing of it: where only a proxy leads there, they are
             // not led.
             let ran = self.run_with_all("true");
@@ -405,7 +405,7 @@ impl Place {
             let is_whole = layer.state == LayerState::Enforced;
             return if is_whole { Ok(()) } else { Err(Declared(format!("by proxy alone: {}", layer.detail))) };
         }
-        let plan = AttemptPlan { grants: vec![wish], ..inside("true") };
+        let plan = AttemptPlan { grants: vec![connect_grant], ..inside("true") };
         Err(Declared(self.refuses(&plan).what))
     }
 }
@@ -449,7 +449,7 @@ impl Going {
             return Heard::Ended(end);
         }
         loop {
-            match self.events.recv_timeout(patience()).expect("the attempt goes on") {
+            match self.events.recv_timeout(event_timeout()).expect("the attempt goes on") {
                 AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => self.seen.denials.push(denial),
                 AttemptEvent::Connection(record) => self.seen.connections.push(*record),
                 AttemptEvent::Executed { program, .. } => self.seen.programs.push(program),
@@ -473,7 +473,7 @@ impl Going {
     #[track_caller]
     pub fn limit(&mut self) -> Option<Denial> {
         loop {
-            match self.events.recv_timeout(patience()).expect("the attempt goes on") {
+            match self.events.recv_timeout(event_timeout()).expect("the attempt goes on") {
                 AttemptEvent::Breached(denial) => {
                     self.seen.denials.push(denial.clone());
                     return Some(denial);

@@ -9,7 +9,7 @@ use std::thread;
 
 use stockade_audit::AuditLogWriter;
 use stockade_backend_api::{Approver, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, SystemClock};
-use stockade_engine::real::{RulePolicyEngine, StoreMemory};
+use stockade_engine::adapters::{RulePolicyEngine, StoreMemory};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, Grant, IsolationLevel, Limits, RequestCommand, RequestId,
@@ -24,7 +24,7 @@ use crate::bench::{Bench, CAPTURE, Place};
 /// An engine whose commands run in one sandbox.
 pub struct Desk {
     engine: RequestEngine,
-    asked: Arc<Mutex<usize>>,
+    question_count: Arc<Mutex<usize>>,
     log: PathBuf,
     pub place: Place,
 }
@@ -32,7 +32,7 @@ pub struct Desk {
 /// Answers as it was told, and with silence after that.
 struct Told {
     answers: VecDeque<ApprovalAnswer>,
-    asked: Arc<Mutex<usize>>,
+    question_count: Arc<Mutex<usize>>,
 }
 
 impl Approver for Told {
@@ -45,7 +45,7 @@ impl Approver for Told {
     }
 
     fn ask_question(&mut self, _question: &ApprovalQuestion, _waiting: &PendingQuestion) -> ApprovalAnswer {
-        *self.asked.lock().unwrap() += 1;
+        *self.question_count.lock().unwrap() += 1;
         self.answers.pop_front().unwrap_or(ApprovalAnswer::TimedOut)
     }
 }
@@ -71,17 +71,17 @@ impl Desk {
             workspace: None,
             state_directory: state.clone(),
         };
-        let asked = Arc::default();
-        let approver = Told { answers: answers.iter().copied().collect(), asked: Arc::clone(&asked) };
+        let question_count = Arc::default();
+        let approver = Told { answers: answers.iter().copied().collect(), question_count: Arc::clone(&question_count) };
         let settings = Arc::new(load_settings(&sources).unwrap());
         let grants = [Grant::Write(INSIDE_HOME.into())];
         let mut profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
         bench.bare(&mut profile);
         let place = bench.place_with(|plan| plan.profile = profile);
         let backend = place.sandbox().backend();
-        let judge = RulePolicyEngine::new(settings, true);
+        let rule_engine = RulePolicyEngine::new(settings, true);
         let engine = RequestEngine {
-            judge: Arc::new(RulePolicyEngine { sandbox_backend: backend.name(), ..judge }),
+            rule_engine: Arc::new(RulePolicyEngine { sandbox_backend: backend.name(), ..rule_engine }),
             backend,
             host: None,
             approver: Arc::new(Mutex::new(approver)),
@@ -92,7 +92,7 @@ impl Desk {
             user: "uid 1".to_owned(),
             question_timeout_ms: 20_000,
         };
-        Self { engine, asked, log: state.join("audit/audit.jsonl"), place }
+        Self { engine, question_count, log: state.join("audit/audit.jsonl"), place }
     }
 
     /// Takes a script through, without a question beforehand.
@@ -101,7 +101,7 @@ impl Desk {
     }
 
     pub fn request(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunOutcome {
-        self.engine.run_request(self.asked_for(script, change), CAPTURE, interrupt_channel().1)
+        self.engine.run_request(self.build_request(script, change), CAPTURE, interrupt_channel().1)
     }
 
     /// Takes one through that is sent a signal once it is so.
@@ -112,19 +112,19 @@ impl Desk {
                 once();
                 interrupter.send_interrupt(signal)
             });
-            self.engine.run_request(self.asked_for(script, |_| {}), CAPTURE, interrupts)
+            self.engine.run_request(self.build_request(script, |_| {}), CAPTURE, interrupts)
         })
     }
 
-    fn asked_for(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunRequest {
+    fn build_request(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunRequest {
         let mut request = request(script, self.place.plan.level);
         change(&mut request);
         request
     }
 
     /// How many questions were put.
-    pub fn asked(&self) -> usize {
-        *self.asked.lock().unwrap()
+    pub fn question_count(&self) -> usize {
+        *self.question_count.lock().unwrap()
     }
 
     /// The types of the recorded events, in order.

@@ -103,8 +103,9 @@ impl Kind {
                 })
             }
             Made::Kept => {
-                let (keeper, root) = (session.join("suite"), top.join("kept"));
-                let sandboxes = NativeSandboxes::default().kept_by(keeper, vec!["--keep".into()], root.clone());
+                let (supervisor_program, root) = (session.join("suite"), top.join("kept"));
+                let sandboxes =
+                    NativeSandboxes::default().with_supervisor(supervisor_program, vec!["--keep".into()], root.clone());
                 Ok(Ready {
                     sandboxes: Arc::new(sandboxes),
                     system: None,

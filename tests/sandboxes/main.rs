@@ -35,8 +35,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_backend_api::SandboxEventSender;
-use stockade_container::inside;
-use stockade_native::{SupervisorHooks, keep_sandbox};
+use stockade_container::in_container;
+use stockade_native::{SupervisorHooks, run_sandbox_supervisor};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 
 use crate::bench::{Bench, Declared};
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         // An engine that is killed.
         [flag, kind, top] if flag == "--fill" => cases::killed::play(kind, Path::new(top)).map(|()| ExitCode::SUCCESS),
         // What keeps a sandbox.
-        [keep, ..] if keep == "--keep" => keeper(),
+        [keep, ..] if keep == "--keep" => run_supervisor(),
         _ => plan::run(&arguments),
     };
     result.unwrap_or_else(|error| {
@@ -74,14 +74,15 @@ fn main() -> ExitCode {
 }
 
 fn launcher(part: &str) -> Result<ExitCode> {
-    inside::run_subcommand(part).context("serving a container")?;
+    in_container::run_subcommand(part).context("serving a container")?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn keeper() -> Result<ExitCode> {
-    let wanted = || Some(Duration::from_secs(1));
-    let keep = SupervisorHooks { events: SandboxEventSender::new(|_| {}), wanted: Box::new(wanted) };
-    keep_sandbox(|_, _| Ok(keep)).context("keeping a sandbox")?;
+fn run_supervisor() -> Result<ExitCode> {
+    let next_check_delay = || Some(Duration::from_secs(1));
+    let keep =
+        SupervisorHooks { events: SandboxEventSender::new(|_| {}), next_check_delay: Box::new(next_check_delay) };
+    run_sandbox_supervisor(|_, _| Ok(keep)).context("keeping a sandbox")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -91,7 +92,8 @@ static FAULT: Mutex<Option<String>> = Mutex::new(None);
 /// Plays one case in this process, whose streams may become a command's.
 fn play_one(task: &str, top: &Path) -> Result<ExitCode> {
     let task: Task = task.parse()?;
-    let mut told = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("duplicating")?);
+    let mut result_stream =
+        File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("duplicating")?);
     panic::set_hook(Box::new(|info| {
         let at = info.location().map(|at| format!("{}:{}: ", at.file(), at.line())).unwrap_or_default();
         let text = format!("{at}{}", message(info.payload()));
@@ -104,7 +106,7 @@ fn play_one(task: &str, top: &Path) -> Result<ExitCode> {
         Ok(Err(Declared(how))) => (DECLARED, how),
         Err(_) => (FAILED, FAULT.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()),
     };
-    writeln!(told, "{text}")?;
+    writeln!(result_stream, "{text}")?;
     Ok(ExitCode::from(code))
 }
 

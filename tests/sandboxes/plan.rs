@@ -64,20 +64,20 @@ fn all() -> Vec<Task> {
 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let wanted = Wanted::of(arguments);
+    let selection = Wanted::of(arguments);
     // Chosen among what there can be here, and the same whatever engines are missing.
     let (possible, never): (Vec<Task>, Vec<Task>) = all()
         .into_iter()
-        .filter(|task| wanted.names(&task.to_string()))
+        .filter(|task| selection.names(&task.to_string()))
         .partition(|task| TestUser::available_users().contains(&task.user) && task.kind.not_for(task.user).is_none());
     let possible_count = possible.len();
-    let tasks = wanted.narrowed(possible, Task::turn);
-    demand_distinct()?;
+    let tasks = selection.narrowed(possible, Task::turn);
+    require_distinct()?;
     if arguments.iter().any(|argument| argument == "--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    wanted.tell(tasks.len(), possible_count);
+    selection.tell(tasks.len(), possible_count);
     let session = Session::open()?;
     let needed: Vec<_> = tasks.iter().filter_map(|task| task.kind.engine()).collect();
     let engines = SuiteEngines::start(session.directory.path(), &needed);
@@ -141,7 +141,7 @@ impl Task {
 }
 
 /// Two cases of one name would be one.
-fn demand_distinct() -> Result<()> {
+fn require_distinct() -> Result<()> {
     let mut names = BTreeSet::new();
     for case in cases::all() {
         ensure!(names.insert((case.area, case.name)), "two cases are named {}/{}", case.area, case.name);
@@ -179,19 +179,19 @@ impl Session {
             command = command.env(SLOWNESS_VARIABLE, times);
         }
         let output = run_as(&account, &command)?;
-        let left = left_within(top.path());
-        ensure!(left.is_empty(), "{}left behind: {}", output.combined_text(), left.join(", "));
+        let leftovers = wait_for_leftovers(top.path());
+        ensure!(leftovers.is_empty(), "{}left behind: {}", output.combined_text(), leftovers.join(", "));
         Ok(output)
     }
 }
 
 /// What still has a directory of the task mounted, after the time that it may take.
-fn left_within(top: &Path) -> Vec<String> {
+fn wait_for_leftovers(top: &Path) -> Vec<String> {
     let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
     loop {
-        let left = processes_at(top);
-        if left.is_empty() || Instant::now() > give_up {
-            return left;
+        let leftovers = processes_at(top);
+        if leftovers.is_empty() || Instant::now() > give_up {
+            return leftovers;
         }
         thread::sleep(Duration::from_millis(20));
     }

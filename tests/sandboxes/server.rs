@@ -46,7 +46,7 @@ impl Server {
 
     /// That nobody has reached it so far, and that it can be.
     #[track_caller]
-    pub fn demand_unreached(&self) {
+    pub fn require_unreached(&self) {
         assert_eq!(self.reached(), 0, "it was reached");
         assert!(TcpStream::connect((self.address, self.port)).is_ok(), "nobody could reach it");
     }

@@ -14,7 +14,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::bench::patience;
+use crate::bench::event_timeout;
 
 /// The other ends of the command's streams.
 pub struct Pipes {
@@ -101,13 +101,13 @@ struct State {
 
 impl From<File> for Heard {
     fn from(mut source: File) -> Self {
-        let heard = Self(Arc::default());
-        let told = Arc::clone(&heard.0);
+        let reader = Self(Arc::default());
+        let shared_state = Arc::clone(&reader.0);
         thread::spawn(move || {
             let mut block = vec![0; 64 << 10];
             loop {
                 let read = source.read(&mut block);
-                let (state, changed) = &*told;
+                let (state, changed) = &*shared_state;
                 let mut state = state.lock().unwrap();
                 match read {
                     Ok(length @ 1..) => state.bytes.extend_from_slice(&block[..length]),
@@ -121,7 +121,7 @@ impl From<File> for Heard {
                 }
             }
         });
-        heard
+        reader
     }
 }
 
@@ -129,7 +129,7 @@ impl Heard {
     /// Waits until this has been heard.
     #[track_caller]
     pub fn until(&self, text: &str) {
-        self.wait(text, |heard, _| heard.windows(text.len()).any(|part| part == text.as_bytes()));
+        self.wait(text, |reader, _| reader.windows(text.len()).any(|part| part == text.as_bytes()));
     }
 
     /// Waits until nobody can say anything more, and gives all of it.
@@ -146,14 +146,14 @@ impl Heard {
 
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&[u8], bool) -> bool) -> Vec<u8> {
-        let give_up = Instant::now() + patience();
+        let give_up = Instant::now() + event_timeout();
         let (state, changed) = &*self.0;
         let mut state = state.lock().unwrap();
         while !done(&state.bytes, state.over) {
-            let left = give_up.saturating_duration_since(Instant::now());
+            let time_left = give_up.saturating_duration_since(Instant::now());
             let seen = String::from_utf8_lossy(&state.bytes[state.bytes.len().saturating_sub(500)..]).into_owned();
-            assert!(!(left == Duration::ZERO || state.over), "{what:?} was not heard, but {seen:?}");
-            state = changed.wait_timeout(state, left).unwrap().0;
+            assert!(!(time_left == Duration::ZERO || state.over), "{what:?} was not heard, but {seen:?}");
+            state = changed.wait_timeout(state, time_left).unwrap().0;
         }
         state.bytes.clone()
     }

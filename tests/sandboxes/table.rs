@@ -25,8 +25,8 @@ pub fn settle(tally: &mut SuiteTally, played: &BTreeSet<String>) -> Result<()> {
     }
     let declared = std::mem::take(&mut tally.declared);
     for (task, how) in declared {
-        let (case, who) = parts(&task)?;
-        if table.get(case).is_some_and(|known| known.contains(who)) {
+        let (case, variant) = parts(&task)?;
+        if table.get(case).is_some_and(|known| known.contains(variant)) {
             tally.declared.push((task, how));
         } else {
             let what = format!("newly declared as not to be had, which nobody agreed to (STOCKADE_BLESS=1): {how}");
@@ -42,15 +42,15 @@ fn renew(table: &mut Table, tally: &SuiteTally, played: &BTreeSet<String>) -> Re
         tally.failed.iter().any(|(failed, _)| failed == task) || tally.not_run.iter().any(|one| one.task == *task)
     };
     for task in played.iter().filter(|task| !undecided(task)) {
-        let (case, who) = parts(task)?;
+        let (case, variant) = parts(task)?;
         let known = table.entry(case.to_owned()).or_default();
         if declared.contains(task) {
-            known.insert(who.to_owned())
+            known.insert(variant.to_owned())
         } else {
-            known.remove(who)
+            known.remove(variant)
         };
     }
-    table.retain(|_, who| !who.is_empty());
+    table.retain(|_, variant| !variant.is_empty());
     Ok(())
 }
 
@@ -63,8 +63,8 @@ fn parts(task: &str) -> Result<(&str, &str)> {
 fn parse(text: &str) -> Result<Table> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let of_line = |line: &str| {
-        let (case, who) = line.split_once(": ").with_context(|| format!("no line of the table: {line}"))?;
-        Ok((case.to_owned(), who.split(' ').map(str::to_owned).collect()))
+        let (case, variant) = line.split_once(": ").with_context(|| format!("no line of the table: {line}"))?;
+        Ok((case.to_owned(), variant.split(' ').map(str::to_owned).collect()))
     };
     lines.map(of_line).collect()
 }
@@ -72,9 +72,9 @@ fn parse(text: &str) -> Result<Table> {
 fn shown(table: &Table) -> String {
     let head = "# What kinds of sandboxes declare as not to be had: the case, and which kind for which user.\n\
                 # Written by `STOCKADE_BLESS=1 cargo test -p stockade-tests --test sandboxes -- --all`.\n";
-    let line = |(case, who): (&String, &BTreeSet<String>)| {
-        let who: Vec<&str> = who.iter().map(String::as_str).collect();
-        format!("{case}: {}\n", who.join(" "))
+    let line = |(case, variant): (&String, &BTreeSet<String>)| {
+        let variant: Vec<&str> = variant.iter().map(String::as_str).collect();
+        format!("{case}: {}\n", variant.join(" "))
     };
     head.to_owned() + &table.iter().map(line).collect::<String>()
 }

@@ -166,10 +166,10 @@ impl Lazy {
     ///
     /// # Errors
     /// Which are.
-    pub fn demand_empty(&self) -> Result<()> {
+    pub fn require_empty(&self) -> Result<()> {
         let Some(Ok(docker)) = self.docker.get() else { return Ok(()) };
-        let left = docker.engine.run_client(&["ps", "--all", "--quiet"])?;
-        ensure!(left.is_empty(), "containers are left: {left}");
+        let container_list = docker.engine.run_client(&["ps", "--all", "--quiet"])?;
+        ensure!(container_list.is_empty(), "containers are left: {container_list}");
         Ok(())
     }
 }

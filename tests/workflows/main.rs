@@ -117,17 +117,17 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let wanted = Wanted::of(arguments);
+    let selection = Wanted::of(arguments);
     let tools = if has("--docker") { Tools::All } else { Tools::Few };
     let mut tasks = tasks(has("--everywhere"), has("--peers"), tools);
-    tasks.retain(|task| wanted.names(&task.to_string()));
+    tasks.retain(|task| selection.names(&task.to_string()));
     let all = tasks.len();
-    let tasks = wanted.narrowed(tasks, Task::turn);
+    let tasks = selection.narrowed(tasks, Task::turn);
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
-    wanted.tell(tasks.len(), all);
+    selection.tell(tasks.len(), all);
     let lazy = Lazy::new(tools);
     let tally = run_tasks(tasks, PARALLEL, |task| {
         let (code, text) = match task.workflow.play(task.user, task.place, task.way, &lazy)? {
@@ -139,6 +139,6 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         let ended = ProgramEnd::Code(code.into());
         Ok(ProgramOutput { ended, stdout: text, stderr: String::new(), elapsed: Duration::ZERO, held_open: false })
     });
-    lazy.demand_empty()?;
+    lazy.require_empty()?;
     Ok(tally.print_report())
 }

@@ -74,13 +74,13 @@ impl Workflow {
         if let Some(failed) = before()? {
             return Ok(failed);
         }
-        let told = match way {
+        let problem = match way {
             Way::Sandboxed(level) => self.sandboxed(&world, level, place, &script(self.work))?,
             Way::Peer(peer) => failure(&world.peer(peer, &script(self.work))?),
             Way::Bare | Way::Docker => failure(&world.bare(&script(self.work))?),
         };
-        match told {
-            Some(told) => Ok(self.hindered(way, told)),
+        match problem {
+            Some(problem) => Ok(self.hindered(way, problem)),
             None => Ok(done(&world.bare(&script(self.after))?)),
         }
     }
@@ -116,7 +116,7 @@ impl Workflow {
         let sandbox = Sandbox::create(docker, world, self.has_beside())?;
         let work = script(self.work);
         let first = sandbox.run(&[], &work)?;
-        let told = match self.hindrance(&first.output, &first.outcome) {
+        let problem = match self.hindrance(&first.output, &first.outcome) {
             Some(_) if self.hinted => match powers(&first.output) {
                 Ok(powers) => {
                     let second = sandbox.run(&powers, &work)?;
@@ -124,20 +124,20 @@ impl Workflow {
                 }
                 Err(why) => Some(why),
             },
-            told => told,
+            problem => problem,
         };
-        let became = match told {
-            Some(told) => self.hindered(Way::Docker, told),
+        let became = match problem {
+            Some(problem) => self.hindered(Way::Docker, problem),
             None => done(&world.bare_at(&sandbox.home(), &script(self.after))?),
         };
         sandbox.destroy()?;
         Ok(became)
     }
 
-    fn hindered(&self, way: Way, told: String) -> Became {
+    fn hindered(&self, way: Way, problem: String) -> Became {
         match self.refused.iter().find(|(at, _)| *at == way) {
             Some((_, why)) => Became::Refused((*why).to_owned()),
-            None => Became::Failed(told),
+            None => Became::Failed(problem),
         }
     }
 
@@ -185,7 +185,7 @@ fn failure(output: &ProgramOutput) -> Option<String> {
 fn done(after: &ProgramOutput) -> Became {
     match failure(after) {
         None => Became::Passed,
-        Some(told) => Became::Failed(format!("it was not done: {told}")),
+        Some(problem) => Became::Failed(format!("it was not done: {problem}")),
     }
 }
 

@@ -43,7 +43,7 @@ pub struct World {
     account: UserAccount,
     home: TempDir,
     /// Of a workspace that is not below the home.
-    apart: Option<TempDir>,
+    outside_dir: Option<TempDir>,
     /// Where the Rust toolchain is shown to a user who may not reach where it lies.
     toolchain: PathBuf,
 }
@@ -55,13 +55,13 @@ impl World {
         let base =
             if is_own { PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?) } else { "/home".into() };
         let home = directory(&account, &base)?;
-        let apart = match place {
+        let outside_dir = match place {
             Place::Home => None,
             Place::Temporary => Some(directory(&account, Path::new("/tmp"))?),
             Place::Served => Some(directory(&account, Path::new("/srv"))?),
         };
         let toolchain = home.path().join(".toolchain");
-        let world = Self { account, home, apart, toolchain };
+        let world = Self { account, home, outside_dir, toolchain };
         for made in [world.workspace(), world.toolchain.clone()] {
             fs::create_dir(&made)?;
             world.own(&made)?;
@@ -77,7 +77,7 @@ impl World {
 
     /// The directory of the workspace and of what lies beside it.
     pub fn around(&self) -> &Path {
-        self.apart.as_ref().unwrap_or(&self.home).path()
+        self.outside_dir.as_ref().unwrap_or(&self.home).path()
     }
 
     /// The project.
@@ -167,9 +167,9 @@ impl World {
 
 /// Where the Rust toolchain lies.
 pub fn sysroot() -> Result<PathBuf> {
-    let told = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
-    ensure!(told.status.success(), "rustc does not tell where it lies");
-    Ok(String::from_utf8(told.stdout)?.trim().into())
+    let rustc_output = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
+    ensure!(rustc_output.status.success(), "rustc does not tell where it lies");
+    Ok(String::from_utf8(rustc_output.stdout)?.trim().into())
 }
 
 fn directory(account: &UserAccount, base: &Path) -> Result<TempDir> {

@@ -36,8 +36,8 @@ fn per_second(count: u32, took: Duration) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let given = std::env::args_os().nth(1).map(PathBuf::from);
-    let root = tempfile::tempdir_in(given.unwrap_or_else(std::env::temp_dir))?;
+    let directory = std::env::args_os().nth(1).map(PathBuf::from);
+    let root = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir))?;
     let dir = root.path().join("audit");
     let log = AuditLogWriter::open(&dir)?;
     let event = denied(1_700_000_000_000)?;

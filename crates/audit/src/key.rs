@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::line::{hex_digits, parse_hex};
-use crate::place::{LogDirectory, LogFileError, system_error};
+use crate::log_directory::{LogDirectory, LogFileError, system_error};
 
 /// Length of a signature, in bytes.
 pub(crate) const SIGNATURE_BYTES: usize = 64;
@@ -128,9 +128,9 @@ impl KeyFiles {
         let name = self.pending_name();
         let path = self.place.path.join(&name);
         let mut seed = [0; 32];
-        let got = getrandom(&mut seed, GetRandomFlags::empty())
+        let length = getrandom(&mut seed, GetRandomFlags::empty())
             .map_err(|e| system_error("make a key for", &path)(e.into()))?;
-        let key = (got == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
+        let key = (length == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
         let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other.into()))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());

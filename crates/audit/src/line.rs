@@ -103,14 +103,14 @@ pub enum LineFault {
     #[error("it does not follow the line before it: a line was replaced")]
     Link,
     /// A note outside the log contains a later line, and the log ends before it.
-    #[error("it is missing: {witness} says that the log reaches line {last}; {} cut off", describe_lines(*count))]
+    #[error("it is missing: {end_source} says that the log reaches line {last}; {} cut off", describe_lines(*count))]
     Missing {
         /// The last line of the note.
         last: u64,
         /// Number of missing complete lines.
         count: u64,
         /// The note with the last line.
-        witness: LogEndSource,
+        end_source: LogEndSource,
     },
     /// The same as [`Missing`](Self::Missing), for lines that were not on the disk when the machine
     /// last stopped.

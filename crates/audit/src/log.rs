@@ -19,8 +19,8 @@ use crate::anchor::{AnchorState, LogAnchor, first_line_hash, holds_tip};
 use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::{KeyFiles, SigningKey};
 use crate::line::{self, LineFault, LineHash, LogEndSource, MAX_LINE_BYTES};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::opening::{OpenedLog, open_log};
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
 
 /// Largest batch, in bytes of its lines.
@@ -316,11 +316,11 @@ impl AuditLogWriter {
             if !state.syncing {
                 break;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(LogCommitError::Slow);
             }
-            state = self.synced.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.synced.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.syncing = true;
         let tip = state.tip;
@@ -394,7 +394,7 @@ impl AuditLogWriter {
         let (tip, last) = (state.tip, state.note.last);
         let fault = match tip.seq.cmp(&last.seq) {
             std::cmp::Ordering::Less => {
-                LineFault::Missing { last: last.seq, count: last.seq - tip.seq, witness: LogEndSource::Head }
+                LineFault::Missing { last: last.seq, count: last.seq - tip.seq, end_source: LogEndSource::Head }
             }
             std::cmp::Ordering::Equal if tip != last => LineFault::NotHead,
             _ => return Ok(()),
@@ -461,7 +461,7 @@ impl AuditLogWriter {
             let last = state.tip.seq;
             let there =
                 crate::opening::count_whole_lines(&self.file, size).map_err(system_error("read", &self.path))?;
-            let fault = LineFault::Missing { last, count: last.saturating_sub(there), witness: LogEndSource::Head };
+            let fault = LineFault::Missing { last, count: last.saturating_sub(there), end_source: LogEndSource::Head };
             return Err(AppendError::Broken { dir: dir(), line: last, fault });
         }
         match scan::follow_chain(&self.file, state.tip, size).map_err(system_error("read", &self.path))? {

@@ -11,7 +11,7 @@ use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::{KeyFiles, SigningKey, StoredKey};
 use crate::line::{LineFault, LogEndSource};
 use crate::log::{LogOpenError, TornTail, set_aside};
-use crate::place::{LogDirectory, system_error};
+use crate::log_directory::{LogDirectory, system_error};
 use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
 
 /// Log that was checked.
@@ -125,7 +125,7 @@ fn compare_head(
         LineFault::Missing {
             last: note.last.seq,
             count: note.last.seq.saturating_sub(there),
-            witness: LogEndSource::Head,
+            end_source: LogEndSource::Head,
         }
     } else {
         LineFault::NotHead

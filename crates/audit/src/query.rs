@@ -11,7 +11,7 @@ use stockade_model::{Event, RawText, RequestId, SessionId};
 
 use crate::line::{self, LineFault};
 use crate::log::LineNumber;
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{LOG_NAME, LineReader};
 
 /// Selection of entries. Every field that is set must match.
@@ -115,7 +115,7 @@ impl LogQuery {
     /// # Errors
     /// [`QueryError`] if the log cannot be examined, or became shorter and is therefore another
     /// log.
-    pub fn look_again(&mut self) -> Result<(), QueryError> {
+    pub fn read_appended_lines(&mut self) -> Result<(), QueryError> {
         let lock = FileLock::lock_shared(self.lines.file(), &self.path)?;
         let size = self.lines.file().metadata().map_err(system_error("examine", &self.path))?.len();
         drop(lock);
@@ -176,7 +176,8 @@ impl EntryFilter {
     }
 
     fn matches_event(&self, event: &Value) -> bool {
-        let is = |wanted: Option<&str>, found: &Value| wanted.is_none_or(|wanted| found.as_str() == Some(wanted));
+        let is =
+            |expected: Option<&str>, found: &Value| expected.is_none_or(|expected| found.as_str() == Some(expected));
         let time_ms = event["time_ms"].as_u64().unwrap_or(0);
         is(self.request.as_ref().map(RequestId::as_str), &event["request"])
             && is(self.session.as_ref().map(SessionId::as_str), &event["session"])

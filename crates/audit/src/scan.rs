@@ -90,13 +90,13 @@ impl<R: std::borrow::Borrow<File>> LineReader<R> {
                 break;
             }
             let newline = available.iter().position(|&b| b == b'\n');
-            let taken = &available[..newline.unwrap_or(available.len())];
+            let chunk = &available[..newline.unwrap_or(available.len())];
             piece.terminated = newline.is_some();
-            piece.too_long |= self.bytes.len() + taken.len() >= MAX_LINE_BYTES;
+            piece.too_long |= self.bytes.len() + chunk.len() >= MAX_LINE_BYTES;
             if !piece.too_long {
-                self.bytes.extend_from_slice(taken);
+                self.bytes.extend_from_slice(chunk);
             }
-            let consumed = taken.len() + usize::from(piece.terminated);
+            let consumed = chunk.len() + usize::from(piece.terminated);
             piece.end += consumed as u64;
             self.reader.consume(consumed);
         }
@@ -118,9 +118,9 @@ struct FileRange<R> {
 impl<R: std::borrow::Borrow<File>> Read for FileRange<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let want = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let got = self.file.borrow().read_at(&mut buffer[..want], self.at)?;
-        self.at += got as u64;
-        Ok(got)
+        let length = self.file.borrow().read_at(&mut buffer[..want], self.at)?;
+        self.at += length as u64;
+        Ok(length)
     }
 }
 

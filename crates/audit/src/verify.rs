@@ -12,7 +12,7 @@ use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::KeyFiles;
 use crate::line::{LineFault, LineHash, LogEndSource, hex_digits};
 use crate::log::LineNumber;
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{LOG_NAME, LineReader, LogTip};
 
 /// Most torn files that a report lists.
@@ -42,7 +42,7 @@ pub struct VerifyReport {
     /// acknowledged event; the next append moves it to a file of its own.
     pub torn_bytes: u64,
     /// Torn pieces that were moved earlier, by name.
-    pub set_aside: Vec<PathBuf>,
+    pub torn_files: Vec<PathBuf>,
 }
 
 /// Error if a log is not valid.
@@ -149,15 +149,16 @@ fn verify_log(dir: &Path, anchors: Option<&[LogAnchor]>) -> Result<VerifyReport,
         anchored: check.own_anchors().map(|anchor| LineNumber(anchor.seq)).max(),
         lost: head.lost,
         torn_bytes,
-        set_aside: set_aside_files(dir)?,
+        torn_files: list_torn_files(dir)?,
     })
 }
 
 fn take_snapshot(dir: &Path, anchors: Option<&[LogAnchor]>) -> Result<LogSnapshot, VerifyError> {
     let anchored = anchors.unwrap_or_default().iter().map(|anchor| anchor.seq).max();
-    let gone = |last, witness| VerifyError::Broken { line: 1, why: LineFault::Missing { last, count: last, witness } };
+    let missing_lines =
+        |last, end_source| VerifyError::Broken { line: 1, why: LineFault::Missing { last, count: last, end_source } };
     let no_log = || match anchored {
-        Some(last) => gone(last, LogEndSource::Store),
+        Some(last) => missing_lines(last, LogEndSource::Store),
         None => VerifyError::NoLog { dir: dir.to_owned() },
     };
     if matches!(dir.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound) {
@@ -173,7 +174,7 @@ fn take_snapshot(dir: &Path, anchors: Option<&[LogAnchor]>) -> Result<LogSnapsho
     let Some(log) = place.open_to_read(LOG_NAME)? else {
         let head = head_file.as_ref().map(read).transpose()?.map(|bytes| head::parse_head(&bytes));
         return Err(match head.as_ref().and_then(HeadContent::last_line) {
-            Some(last) if last > 0 => gone(last, LogEndSource::Head),
+            Some(last) if last > 0 => missing_lines(last, LogEndSource::Head),
             _ => no_log(),
         });
     };
@@ -240,7 +241,7 @@ impl ChainCheck<'_> {
 
     /// Checks the end: `tip` is the last complete line.
     fn check_end(&self, tip: LogTip) -> Result<(), LineFault> {
-        let missing = |last: u64, witness| LineFault::Missing { last, count: last - tip.seq, witness };
+        let missing = |last: u64, end_source| LineFault::Missing { last, count: last - tip.seq, end_source };
         // An empty log has no identifier: any anchored log may have been this one.
         let is_own = |anchor: &&LogAnchor| tip.seq == 0 || Some(anchor.log) == self.first;
         let anchors = self.anchors.iter().filter(is_own);
@@ -258,7 +259,7 @@ impl ChainCheck<'_> {
     }
 }
 
-fn set_aside_files(dir: &Path) -> Result<Vec<PathBuf>, LogFileError> {
+fn list_torn_files(dir: &Path) -> Result<Vec<PathBuf>, LogFileError> {
     let prefix = format!("{LOG_NAME}.torn-");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(system_error("list", dir))? {

@@ -69,7 +69,7 @@ pub trait AttemptChannel: Send + Sync {
     ///
     /// # Errors
     /// [`io::Error`] if the other side is gone, or does not read it.
-    fn send_message(&self, said: &EngineMessage) -> io::Result<()>;
+    fn send_message(&self, engine_message: &EngineMessage) -> io::Result<()>;
 
     /// Waits for the next message of the other side; `None` if it is gone.
     ///
@@ -104,9 +104,9 @@ impl RemoteAttempt {
         let (released, is_released) = channel();
         let (still, stands_still) = channel();
         let (on_drop, over) = channel::<()>();
-        let heard = Arc::clone(&line);
+        let listener_channel = Arc::clone(&line);
         let listen = move || {
-            AttemptListener { prepared, released, still, events }.receive_messages(&*heard);
+            AttemptListener { prepared, released, still, events }.receive_messages(&*listener_channel);
             drop(on_drop);
         };
         let listener = thread::Builder::new().name("stockade-attempt".to_owned()).spawn(listen);
@@ -122,8 +122,8 @@ impl RemoteAttempt {
 
     /// Sends a message. A failure is ignored, because the end of a process that is gone is
     /// reported.
-    fn send_message(&self, said: &EngineMessage) {
-        let _ = self.line.send_message(said);
+    fn send_message(&self, engine_message: &EngineMessage) {
+        let _ = self.line.send_message(engine_message);
     }
 }
 
@@ -149,8 +149,8 @@ impl AttemptListener {
     /// Receives messages until the process is gone. If it reported no end, the drop of `events`
     /// reports it.
     fn receive_messages(self, line: &dyn AttemptChannel) {
-        while let Ok(Some(told)) = line.receive_message() {
-            match told {
+        while let Ok(Some(attempt_message)) = line.receive_message() {
+            match attempt_message {
                 AttemptMessage::Event(event) => self.events.send_event(*event),
                 // The receiver is gone if these fail.
                 AttemptMessage::Prepared(result) => drop(self.prepared.send(result)),
@@ -213,8 +213,8 @@ pub fn serve_attempt(
     mut hear: impl FnMut() -> io::Result<Option<EngineMessage>>,
     tell: impl Fn(&AttemptMessage) -> io::Result<()>,
 ) -> io::Result<()> {
-    while let Some(said) = hear()? {
-        match said {
+    while let Some(engine_message) = hear()? {
+        match engine_message {
             EngineMessage::Release => tell(&AttemptMessage::Released(attempt.release_command()))?,
             EngineMessage::Signal(signal) => attempt.send_signal(signal),
             EngineMessage::Kill => attempt.kill_processes(),

@@ -48,8 +48,8 @@ impl ServedMounts {
             }
             if let Ok(target) = fs::read_link(&at) {
                 // The kernel follows no more links either: nothing is reached.
-                let Some(left) = links.checked_sub(1) else { return !self.0.is_empty() };
-                *links = left;
+                let Some(remaining) = links.checked_sub(1) else { return !self.0.is_empty() };
+                *links = remaining;
                 at.pop();
                 return self.leads_to(&at.join(target).join(rest.as_path()), links);
             }

@@ -12,7 +12,7 @@ use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, ApprovalScope, QuestionKind, RawText};
 use stockade_policy::DraftRule;
 
-use crate::command::policy::lasting::AnswerRules;
+use crate::command::policy::remembered_rules::AnswerRules;
 use crate::render::TextLayout;
 use crate::render::question::{self, AnswerKey, UNSANDBOXED_WORD};
 use crate::terminal::{KeyWaitResult, QuestionKeyboard, UserTerminal};
@@ -52,7 +52,7 @@ pub struct TerminalApprover {
     text: RawText,
     color: bool,
     wake: Option<OwnedFd>,
-    lasting: Option<Arc<AnswerRules>>,
+    answer_rules: Option<Arc<AnswerRules>>,
     knows_sequences: bool,
     leaves: Option<Arc<AtomicBool>>,
 }
@@ -62,12 +62,12 @@ impl TerminalApprover {
     /// process is asked to end.
     pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
         let knows_sequences = std::env::var_os("TERM").is_some_and(|name| !name.is_empty() && name != "dumb");
-        Self { terminal: OnceLock::new(), text, color, wake, lasting: None, knows_sequences, leaves: None }
+        Self { terminal: OnceLock::new(), text, color, wake, answer_rules: None, knows_sequences, leaves: None }
     }
 
     /// Lets a yes with the scope `always` become a rule.
-    pub fn with_rules(self, lasting: Arc<AnswerRules>) -> Self {
-        Self { lasting: Some(lasting), ..self }
+    pub fn with_rules(self, answer_rules: Arc<AnswerRules>) -> Self {
+        Self { answer_rules: Some(answer_rules), ..self }
     }
 
     /// For a client of a run: Ctrl-C leaves the run, sets `leaves`, and does not answer the
@@ -89,7 +89,7 @@ impl TerminalApprover {
         let style = TextLayout::for_terminal(terminal.column_count(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.open_keyboard()?;
-        let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::meaning::to_milliseconds);
+        let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::resolved_args::to_milliseconds);
         let knows_sequences = self.knows_sequences;
         let mut text = if knows_sequences { SCREEN_RESET.to_owned() } else { String::new() };
         text += &question::still_held(waiting.held_calls().count(), held_ms, style);
@@ -103,7 +103,7 @@ impl TerminalApprover {
             question,
             text: &self.text,
             waiting,
-            lasting: self.lasting.as_deref(),
+            answer_rules: self.answer_rules.as_deref(),
             leaves: self.leaves.as_deref(),
             knows_sequences,
         };
@@ -157,7 +157,7 @@ struct QuestionDialog<'a> {
     question: &'a ApprovalQuestion,
     text: &'a RawText,
     waiting: &'a PendingQuestion,
-    lasting: Option<&'a AnswerRules>,
+    answer_rules: Option<&'a AnswerRules>,
     leaves: Option<&'a AtomicBool>,
     knows_sequences: bool,
 }
@@ -249,7 +249,7 @@ impl QuestionDialog<'_> {
     fn read_answer_key(&self, offered: &[AnswerKey]) -> std::io::Result<ApprovalAnswer> {
         let prompt = question::format_prompt(offered);
         loop {
-            let again = match self.read_fresh_key(&prompt)? {
+            let notice = match self.read_fresh_key(&prompt)? {
                 FreshKey::Over(answer) => return Ok(answer),
                 FreshKey::Untold => return self.word_of(offered),
                 FreshKey::Several => "\n  one key alone, please\n".to_owned(),
@@ -268,7 +268,7 @@ impl QuestionDialog<'_> {
                     None => "\n  one of the keys in brackets, please\n".to_owned(),
                 },
             };
-            self.keys.show_text(&again, self.deadline)?;
+            self.keys.show_text(&notice, self.deadline)?;
         }
     }
 
@@ -290,22 +290,28 @@ impl QuestionDialog<'_> {
         // No rule allows such an effect; only a remembered answer does.
         let is_effect =
             matches!(self.question.kind, QuestionKind::Run { .. }) && self.question.assessment.impact.needs_consent();
-        let lasting = self.lasting.filter(|_| !is_effect);
-        let drafts = lasting.map(|lasting| (lasting, lasting.draft_rules(&self.question.kind)));
-        let Some((lasting, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
+        let answer_rules = self.answer_rules.filter(|_| !is_effect);
+        let drafts = answer_rules.map(|answer_rules| (answer_rules, answer_rules.draft_rules(&self.question.kind)));
+        let Some((answer_rules, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
             return self.echo_key('a', yes).map(Some);
         };
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
-        Ok(match self.read_fresh_key(&question::rules_prompt(&rules, lasting.rules_file(), &self.question.kind))? {
-            FreshKey::Over(answer) => Some(answer),
-            // Only the rule shown is kept, because a remembered answer would allow more.
-            FreshKey::Key(b'w') => {
-                lasting.accept_drafts(drafts);
-                Some(self.echo_key('w', ApprovalAnswer::Approved(ApprovalScope::Once))?)
-            }
-            FreshKey::Key(b'r') => Some(self.echo_key('r', yes)?),
-            FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
-        })
+        Ok(
+            match self.read_fresh_key(&question::rules_prompt(
+                &rules,
+                answer_rules.rules_file(),
+                &self.question.kind,
+            ))? {
+                FreshKey::Over(answer) => Some(answer),
+                // Only the rule shown is kept, because a remembered answer would allow more.
+                FreshKey::Key(b'w') => {
+                    answer_rules.accept_drafts(drafts);
+                    Some(self.echo_key('w', ApprovalAnswer::Approved(ApprovalScope::Once))?)
+                }
+                FreshKey::Key(b'r') => Some(self.echo_key('r', yes)?),
+                FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
+            },
+        )
     }
 
     /// Asks for the scope of a yes to the group.
@@ -352,7 +358,7 @@ impl QuestionDialog<'_> {
             return Ok(None);
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let until_ms = crate::meaning::to_milliseconds(now).saturating_add(period_ms);
+        let until_ms = crate::resolved_args::to_milliseconds(now).saturating_add(period_ms);
         self.echo_key(key, ApprovalAnswer::Approved(ApprovalScope::Until(until_ms))).map(Some)
     }
 
@@ -382,7 +388,7 @@ impl QuestionDialog<'_> {
             if let Some(key) = chosen {
                 return Ok(map_key_to_answer(*key));
             }
-            let again = match &word[..] {
+            let notice = match &word[..] {
                 b"?" => format!(
                     "\n{}{}",
                     self.redraw_question(),
@@ -390,7 +396,7 @@ impl QuestionDialog<'_> {
                 ),
                 _ => "\n  one of these words, please\n".to_owned(),
             };
-            self.keys.show_text(&again, self.deadline)?;
+            self.keys.show_text(&notice, self.deadline)?;
         }
     }
 
@@ -489,7 +495,7 @@ mod tests {
         let mut reader = keyboard.try_clone().unwrap();
         let (sender, screen) = mpsc::channel();
         let tells = Arc::new(AtomicBool::new(true));
-        let told = Arc::clone(&tells);
+        let reports_cursor = Arc::clone(&tells);
         std::thread::spawn(move || {
             let (mut chunk, mut unread) = ([0; 4096], String::new());
             while let Ok(length @ 1..) = reader.read(&mut chunk) {
@@ -497,7 +503,7 @@ mod tests {
                 // Behaves as a terminal: a query is answered in its turn, and shows no text.
                 while let Some((before, behind)) = unread.split_once("\x1b[6n") {
                     unread = format!("{before}{behind}");
-                    if told.load(Ordering::SeqCst) {
+                    if reports_cursor.load(Ordering::SeqCst) {
                         reader.write_all(b"\x1b[12;34R").unwrap();
                     }
                 }
@@ -561,12 +567,12 @@ mod tests {
     ) -> ApprovalAnswer {
         let (mut person, terminal) = pty();
         assert!(person.is_echoed());
-        let asked = std::thread::spawn(move || {
+        let dialog_thread = std::thread::spawn(move || {
             let approver = approver(wake);
             approver.run_dialog(&terminal, &question, &waiting).unwrap_or(ApprovalAnswer::TimedOut)
         });
         act(&mut person);
-        let answer = asked.join().unwrap();
+        let answer = dialog_thread.join().unwrap();
         assert!(person.is_echoed(), "the terminal was not given back");
         answer
     }
@@ -576,12 +582,12 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(keys: &str, wanted: ApprovalAnswer) {
-        let got = meet(run(), |person| {
+    fn check(keys: &str, expected: ApprovalAnswer) {
+        let actual = meet(run(), |person| {
             person.sees("[?] > ");
             person.presses(keys);
         });
-        assert_eq!(got, wanted, "{keys:?}");
+        assert_eq!(actual, expected, "{keys:?}");
     }
 
     #[test]
@@ -603,15 +609,16 @@ mod tests {
         question.timeout_ms = 1_000;
         let (mut person, terminal) = pty();
         person.presses("aaaa");
-        let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
+        let dialog_thread =
+            std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
         person.presses("oooo");
         person.sees("no answer: refused");
-        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
+        assert_eq!(dialog_thread.join().unwrap(), ApprovalAnswer::TimedOut);
     }
 
     #[test]
     fn a_paste_or_a_function_key_answers_nothing() {
-        let got = meet(run(), |person| {
+        let actual = meet(run(), |person| {
             for bytes in ["\u{1b}[200~always\u{1b}[201~", "\u{1b}OA", "oo"] {
                 person.sees("[?] > ");
                 person.presses(bytes);
@@ -620,14 +627,14 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     /// Terminals send these sequences when a window gets the focus or the mouse moves, or as a
     /// report. Some contain a letter that is a key, and a slow line delivers them in pieces.
     #[test]
     fn what_a_terminal_sends_by_itself_answers_nothing() {
-        let got = meet(run(), |person| {
+        let actual = meet(run(), |person| {
             for bytes in
                 ["\u{1b}[I", "\u{1b}[O", "\u{1b}[Moo", "\u{1b}[<0;1;1M", "\u{1b}[111u", "\u{1b}Oo", "\u{1b}]l\u{1b}\\o"]
             {
@@ -644,7 +651,7 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
@@ -653,19 +660,20 @@ mod tests {
         question.timeout_ms = 2_000;
         let (mut person, terminal) = pty();
         person.tells.store(false, Ordering::SeqCst);
-        let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
+        let dialog_thread =
+            std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
         for _ in 0..20 {
             person.presses("o");
             std::thread::sleep(Duration::from_millis(30));
         }
         person.presses("\u{1b}[1;1R");
         person.sees("no answer: refused");
-        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
+        assert_eq!(dialog_thread.join().unwrap(), ApprovalAnswer::TimedOut);
     }
 
     #[test]
     fn at_a_terminal_that_tells_nothing_a_word_is_typed() {
-        for (typed, wanted) in [
+        for (typed, expected) in [
             ("once\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
             ("session\r", ApprovalAnswer::Approved(ApprovalScope::Session)),
             ("always\n", ApprovalAnswer::Approved(ApprovalScope::Always)),
@@ -677,7 +685,8 @@ mod tests {
         ] {
             let (mut person, terminal) = pty();
             person.tells.store(false, Ordering::SeqCst);
-            let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &run(), &waiting()).unwrap());
+            let dialog_thread =
+                std::thread::spawn(move || approver(None).run_dialog(&terminal, &run(), &waiting()).unwrap());
             for line in typed.split_inclusive(['\n', '\r']) {
                 person.sees("type once, session, always, no, never or ? and Enter > ");
                 person.presses(line);
@@ -686,7 +695,7 @@ mod tests {
                     person.sees("  Ctrl-C   no, and end this run now");
                 }
             }
-            assert_eq!(asked.join().unwrap(), wanted, "{typed:?}");
+            assert_eq!(dialog_thread.join().unwrap(), expected, "{typed:?}");
             assert!(person.is_echoed());
         }
     }
@@ -695,7 +704,7 @@ mod tests {
     /// question.
     #[test]
     fn modes_are_set_afresh_before_each_key() {
-        let got = meet(run(), |person| {
+        let actual = meet(run(), |person| {
             let modes = tcgetattr(&person.line).unwrap();
             person.sees("[?] > ");
             let mut changed = modes.clone();
@@ -710,14 +719,14 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
     fn other_keys_ask_again_and_help_helps() {
         let mut question = run();
         question.scopes = vec![ApprovalScope::Once];
-        let got = meet(question, |person| {
+        let actual = meet(question, |person| {
             for key in ["y", "\n", "s", "a", "N", "O"] {
                 person.sees("allow?  [o]nce  [n]o  [?] > ");
                 person.presses(key);
@@ -729,25 +738,25 @@ mod tests {
             person.sees("[?] > ");
             person.presses("o");
         });
-        assert_eq!(got, ApprovalAnswer::Approved(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Approved(ApprovalScope::Once));
     }
 
     #[test]
     fn escapes_in_a_command_are_shown_not_obeyed() {
         let mut question = run();
         question.command = "echo \u{1b}]0;x\u{7}\u{1b}[2Jok".into();
-        let got = meet(question, |person| {
+        let actual = meet(question, |person| {
             person.sees("echo \\u{1b}]0;x\\u{7}\\u{1b}[2Jok");
             assert!(!person.seen.contains('\u{1b}'));
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
     fn without_a_sandbox_the_word_has_to_be_typed() {
-        for (typed, wanted) in [
+        for (typed, expected) in [
             ("unsandboxed\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
             ("unsandboxx\u{7f}ed\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
             ("unsandboxe\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
@@ -756,11 +765,11 @@ mod tests {
             ("unsand\u{1b}boxed\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
             ("unsandboxed\u{3}", ApprovalAnswer::Abort),
         ] {
-            let got = meet(sample_question(QuestionKind::Unsandboxed), |person| {
+            let actual = meet(sample_question(QuestionKind::Unsandboxed), |person| {
                 person.sees("anything else refuses > ");
                 person.presses(typed);
             });
-            assert_eq!(got, wanted, "{typed:?}");
+            assert_eq!(actual, expected, "{typed:?}");
         }
     }
 
@@ -768,18 +777,18 @@ mod tests {
     fn silence_is_told() {
         let mut question = run();
         question.timeout_ms = 400;
-        let got = meet(question, |person| person.sees("no answer: refused"));
-        assert_eq!(got, ApprovalAnswer::TimedOut);
+        let actual = meet(question, |person| person.sees("no answer: refused"));
+        assert_eq!(actual, ApprovalAnswer::TimedOut);
     }
 
     #[test]
     fn a_signal_ends_the_question() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let got = meet_with(run(), Some(reader), |person| {
+        let actual = meet_with(run(), Some(reader), |person| {
             person.sees("[?] > ");
             rustix::io::write(&writer, b"x").unwrap();
         });
-        assert_eq!(got, ApprovalAnswer::Abort);
+        assert_eq!(actual, ApprovalAnswer::Abort);
     }
 
     #[test]
@@ -790,14 +799,14 @@ mod tests {
             directory: false,
             held_ms: 0,
         };
-        let got = meet(sample_question(kind), |person| {
+        let actual = meet(sample_question(kind), |person| {
             for key in ["?", "n"] {
                 person.sees("• dash wants to create /home/u/outside");
                 person.sees("[?] > ");
                 person.presses(key);
             }
         });
-        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(actual, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
@@ -812,7 +821,7 @@ mod tests {
         };
         let value =
             ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_question(kind) };
-        let got = |key: &str| {
+        let actual = |key: &str| {
             meet(value.clone(), |person| {
                 person.sees("@pypi: pypi.org:443 files.pythonhosted.org:443");
                 person.sees("[?] > ");
@@ -832,7 +841,7 @@ mod tests {
             ("a", ApprovalAnswer::Group(ApprovalScope::Always)),
             ("x", ApprovalAnswer::Denied(ApprovalScope::Once)),
         ] {
-            assert_eq!(got(key), answer, "{key}");
+            assert_eq!(actual(key), answer, "{key}");
         }
     }
 
@@ -840,13 +849,13 @@ mod tests {
     fn a_question_that_is_taken_back_leaves() {
         for typed in ["", "t"] {
             let (waiting, begun) = (waiting(), Instant::now());
-            let got = meet_waiting(run(), None, waiting.clone(), |person| {
+            let actual = meet_waiting(run(), None, waiting.clone(), |person| {
                 person.sees("[?] > ");
                 person.presses(typed);
                 waiting.withdraw();
                 person.sees("withdrawn: nobody waits for the answer any more");
             });
-            assert_eq!(got, ApprovalAnswer::TimedOut);
+            assert_eq!(actual, ApprovalAnswer::TimedOut);
             assert!(begun.elapsed() < Duration::from_secs(3));
         }
     }
@@ -869,7 +878,7 @@ mod tests {
         assert_eq!(choose("t", "[2] to [9] > ", "4"), ApprovalAnswer::Approved(ApprovalScope::Times(4)));
         assert_eq!(choose("t", "[2] to [9] > ", "x"), ApprovalAnswer::Denied(ApprovalScope::Once));
         assert_eq!(choose("u", "a [w]eek > ", "q"), ApprovalAnswer::Abort);
-        let now_ms = crate::meaning::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+        let now_ms = crate::resolved_args::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
         let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else {
             panic!()
         };

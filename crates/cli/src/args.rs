@@ -1,5 +1,5 @@
 //! Command-line arguments. Types only: this module reads no file, path or variable.
-//! [`crate::meaning`] resolves the arguments.
+//! [`crate::resolved_args`] resolves the arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -660,8 +660,8 @@ mod tests {
     #[test]
     fn modes() {
         assert_eq!(run("run --mode never -- x").terms.mode, Some(ApprovalMode::Never));
-        let wanted = GranularMode { filesystem: true, other: true, ..GranularMode::default() };
-        assert_eq!(run("run --mode granular:filesystem,other -- x").terms.mode, Some(ApprovalMode::Granular(wanted)));
+        let expected = GranularMode { filesystem: true, other: true, ..GranularMode::default() };
+        assert_eq!(run("run --mode granular:filesystem,other -- x").terms.mode, Some(ApprovalMode::Granular(expected)));
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use stockade_audit::{AnchorState, AuditLogWriter, BootId, LineHash, LogAnchor, LogOpenError};
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_model::{Event, EventKind, RequestId, SessionId};
 use stockade_store::anchors::{AnchorRecord, AnchorStore};
 
 use crate::command::now_ms;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 
 /// Open audit log. Its anchor moves when it is dropped, at the latest.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl EventRecorder for AuditLog {
 ///
 /// # Errors
 /// [`CliError`] if the store cannot be read.
-pub fn kept_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
+pub fn list_stored_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
     if file.try_exists().is_ok_and(|exists| !exists) {
         return Ok(Vec::new());
     }

@@ -103,14 +103,14 @@ mod tests {
     fn check(keys: &str, pieces: &[&str], passed: &str, leaves: bool) {
         let mut lookout = DetachDetector::new(keys.parse().unwrap());
         let mut all = Vec::new();
-        let mut left = false;
+        let mut has_detached = false;
         for piece in pieces {
-            assert!(!left, "it went on");
+            assert!(!has_detached, "it went on");
             let (some, leave) = lookout.filter_keys(piece.as_bytes());
             all.extend(some);
-            left = leave;
+            has_detached = leave;
         }
-        assert_eq!((String::from_utf8(all).unwrap().as_str(), left), (passed, leaves), "{pieces:?}");
+        assert_eq!((String::from_utf8(all).unwrap().as_str(), has_detached), (passed, leaves), "{pieces:?}");
     }
 
     #[test]

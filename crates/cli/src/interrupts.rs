@@ -36,11 +36,11 @@ pub struct BlockedSignals {
 pub fn take_signals() -> Result<BlockedSignals, CliError> {
     let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
     block_signals(&STOP_SIGNALS.map(Signal::as_raw)).map_err(cannot)?;
-    let taken = |signals: &[Signal]| {
+    let read_signals = |signals: &[Signal]| {
         SignalDescriptor::block_and_read(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>())
             .map_err(cannot)
     };
-    Ok(BlockedSignals { asking: taken(&TERMINATION_SIGNALS)?, of_terminal: taken(&TERMINAL_SIGNALS)? })
+    Ok(BlockedSignals { asking: read_signals(&TERMINATION_SIGNALS)?, of_terminal: read_signals(&TERMINAL_SIGNALS)? })
 }
 
 impl AsFd for BlockedSignals {
@@ -84,20 +84,20 @@ impl BlockedSignals {
     pub fn start_listening(self) -> Result<SignalListener, CliError> {
         let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
-        let heard = Arc::new(wake.try_clone().map_err(cannot)?);
+        let wake_writer = Arc::new(wake.try_clone().map_err(cannot)?);
         let (interrupter, interrupts) = interrupt_channel();
-        let told = interrupter.clone();
+        let thread_interrupter = interrupter.clone();
         let Self { asking, of_terminal } = self;
-        let listen = move || pass_on(&asking, &told, &heard);
+        let listen = move || pass_on(&asking, &thread_interrupter, &wake_writer);
         thread::Builder::new().name("stockade-signals".to_owned()).spawn(listen).map_err(cannot)?;
         Ok(SignalListener { interrupts, interrupter, wake, of_terminal })
     }
 }
 
-fn pass_on(asking: &SignalDescriptor, interrupter: &InterruptSender, heard: &OwnedFd) {
+fn pass_on(asking: &SignalDescriptor, interrupter: &InterruptSender, wake_writer: &OwnedFd) {
     while let Ok(signal) = asking.next() {
         tracing::info!(signal, "received");
-        let _ = rustix::io::write(heard, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(wake_writer, &1_u64.to_ne_bytes());
         if !interrupter.send_interrupt(signal) {
             return;
         }

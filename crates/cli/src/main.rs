@@ -1,8 +1,9 @@
-//! The `stockade` command. This file only dispatches: `args` holds the parsed arguments, `meaning`
+//! The `stockade` command. This file only dispatches: `args` holds the parsed arguments, `resolved_args`
 //! resolves them, `command` has the subcommands, and `render` all text.
 
 #![forbid(unsafe_code)]
 
+mod approval_memory;
 mod approver;
 mod args;
 mod audit_log;
@@ -13,15 +14,14 @@ mod detached_args;
 mod exit;
 mod failure;
 mod interrupts;
-mod meaning;
-mod memory;
+mod locations;
 mod notify;
-mod passed;
-mod places;
+mod output_filter;
 mod policy_args;
 mod progress;
 mod relay;
 mod render;
+mod resolved_args;
 mod sandbox_args;
 mod screen;
 mod session_args;
@@ -43,10 +43,10 @@ use render::TextLayout;
 /// Allocator with a shared arena: the supervisor and a prewarmed sandbox see its data at the same
 /// address.
 #[global_allocator]
-static ALLOCATOR: stockade_sys::arena::ArenaAllocator = stockade_sys::arena::ArenaAllocator;
+static ALLOCATOR: stockade_sys::shared_arena::ArenaAllocator = stockade_sys::shared_arena::ArenaAllocator;
 
 fn main() -> ExitCode {
-    let start = stockade_sys::marks::monotonic_nanoseconds();
+    let start = stockade_sys::time_marks::monotonic_nanoseconds();
     std::panic::set_hook(Box::new(stop_safely));
     let code = match CommandLine::try_parse() {
         Ok(typed) => run_subcommand(typed.command, start),
@@ -75,7 +75,7 @@ fn run_subcommand(command: CliCommand, start: u64) -> command::CommandResult {
         CliCommand::Kill(typed) => command::detached::kill_run(&typed),
         CliCommand::Session(typed) => command::session::dispatch_session(typed),
         CliCommand::Sandbox(typed) => command::sandbox::dispatch_sandbox(*typed),
-        CliCommand::Inside(part) => command::inside::run_container_process(&part),
+        CliCommand::Inside(part) => command::in_container::run_container_process(&part),
         CliCommand::Check(typed) => command::check::assess_commands(typed),
         CliCommand::Doctor(typed) => command::doctor::run_doctor(&typed),
         CliCommand::Approvals(typed) => command::approvals::manage_approvals(typed),
@@ -127,11 +127,11 @@ fn style_of(stream: &(impl IsTerminal + AsFd)) -> TextLayout {
         return TextLayout::PIPE;
     }
     let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
-    TextLayout::for_terminal(columns, color_wanted())
+    TextLayout::for_terminal(columns, wants_color())
 }
 
 /// Returns whether colour may be used on a terminal (no-color.org).
-pub(crate) fn color_wanted() -> bool {
+pub(crate) fn wants_color() -> bool {
     let off = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     !off && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }

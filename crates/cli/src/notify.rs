@@ -71,11 +71,11 @@ pub fn describe_breach(denial: &Denial) -> String {
 }
 
 /// Notifies of every limit that a command exceeded. The settings are read only if there is one.
-pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &RunOutcome) {
+pub fn tell_breaches(recipient: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &RunOutcome) {
     let denials = outcome.attempts.iter().flat_map(|attempt| &attempt.denials);
     for denial in denials.filter(|denial| denial.operation == DeniedOperation::Limit) {
         deliver_notification(
-            whom().as_ref(),
+            recipient().as_ref(),
             &SandboxNotification::new(NotifyOn::Limit, record, describe_breach(denial)),
         );
     }
@@ -88,8 +88,8 @@ pub fn deliver_notification(settings: Option<&NotifySettings>, notice: &SandboxN
     };
     // None of these fields can fail to serialize.
     let Ok(body) = serde_json::to_vec(notice) else { return };
-    let complain = |whom: &str, why: String| {
-        let what = format!("{whom} was not told that {} is {}: {why}", notice.sandbox, notice.what);
+    let complain = |recipient: &str, why: String| {
+        let what = format!("{recipient} was not told that {} is {}: {why}", notice.sandbox, notice.what);
         crate::print_error(&CliError::new(what).with_hint("`[notify]` of the configuration says whom to tell"));
     };
     if let Some([program, arguments @ ..]) = settings.program.as_deref()

@@ -9,27 +9,27 @@ const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 /// The progress line. Not shown if standard error is not a terminal.
 pub struct ProgressLine {
     is_shown: bool,
-    told: Option<Instant>,
+    shown_at: Option<Instant>,
 }
 
 impl ProgressLine {
     /// Creates a progress line for the terminal at standard error.
     pub fn new() -> Self {
-        Self { is_shown: io::stderr().is_terminal(), told: None }
+        Self { is_shown: io::stderr().is_terminal(), shown_at: None }
     }
 
     /// Replaces the shown text, unless it was replaced a moment ago. The text is Stockade's own,
     /// and shorter than a line.
     pub fn show_text(&mut self, text: impl FnOnce() -> String) {
-        if self.is_shown && self.told.is_none_or(|told| told.elapsed() >= UPDATE_INTERVAL) {
-            self.told = Some(Instant::now());
+        if self.is_shown && self.shown_at.is_none_or(|shown_at| shown_at.elapsed() >= UPDATE_INTERVAL) {
+            self.shown_at = Some(Instant::now());
             write_stderr(&format!("\r\u{1b}[K{}", text()));
         }
     }
 
     /// Erases the line.
     pub fn clear(&mut self) {
-        if self.told.take().is_some() {
+        if self.shown_at.take().is_some() {
             write_stderr("\r\u{1b}[K");
         }
     }

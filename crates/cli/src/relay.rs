@@ -24,7 +24,7 @@ use rustix::termios::{
 use stockade_sys::signals::SignalDescriptor;
 
 use crate::failure::CliError;
-use crate::passed::OutputFilter;
+use crate::output_filter::OutputFilter;
 use crate::screen::ScreenChanges;
 use crate::terminal::{self, RawTerminal, RelayPause};
 
@@ -53,12 +53,12 @@ pub enum CommandTerminal {
 }
 
 impl CommandTerminal {
-    /// Returns a terminal of its own, in place of all streams if that is `wanted`.
+    /// Returns a terminal of its own, in place of all streams if that is `use_tty`.
     ///
     /// # Errors
     /// [`CliError`] if it is wanted and there is no terminal to relay to.
-    pub fn from_tty_option(wanted: bool) -> Result<Self, CliError> {
-        if !wanted {
+    pub fn from_tty_option(use_tty: bool) -> Result<Self, CliError> {
+        if !use_tty {
             return Ok(Self::Own);
         }
         if !isatty(io::stdin()) || !isatty(io::stdout()) {
@@ -115,17 +115,17 @@ impl TerminalRelay {
     /// # Errors
     /// [`CliError`] if no terminals, descriptors or threads are left.
     pub fn start_relay(
-        given: CommandTerminal,
+        command_terminal: CommandTerminal,
         of_terminal: SignalDescriptor,
         all: bool,
     ) -> Result<Option<Self>, CliError> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
         let are = streams.map(isatty);
-        let (inner, person, replaced) = match given {
+        let (inner, person, replaced) = match command_terminal {
             CommandTerminal::Held(inner) => (inner, None, [true; 3]),
             CommandTerminal::Own if !are.contains(&true) || all && are.contains(&false) => return Ok(None),
-            given => {
+            command_terminal => {
                 let copy = |at: usize| streams[at].try_clone_to_owned().map(File::from).map_err(terminal_error);
                 // The keys come from the command's standard input, if that is a terminal.
                 let first = |order: [usize; 3]| order.into_iter().find(|at| are[*at]).unwrap_or_default();
@@ -133,7 +133,7 @@ impl TerminalRelay {
                 let (ours, inner) = open_terminal_pair(Some(keyboard.as_fd())).map_err(terminal_error)?;
                 let others = !are.iter().take(2).all(|is| *is);
                 let person = RelayedTerminal::spawn_relay((ours, keyboard, screen), of_terminal, others)?;
-                (inner, Some(person), if matches!(given, CommandTerminal::Seat) { [true; 3] } else { are })
+                (inner, Some(person), if matches!(command_terminal, CommandTerminal::Seat) { [true; 3] } else { are })
             }
         };
         let mut outer = [None, None, None];
@@ -181,7 +181,7 @@ impl RelayedTerminal {
             keyboard,
             screen,
             signals,
-            aside: RelayPause::register_relay().map_err(terminal_error)?,
+            pause: RelayPause::register_relay().map_err(terminal_error)?,
             passed: OutputFilter::default(),
             shown: ScreenChanges::default(),
             others,
@@ -231,7 +231,7 @@ struct RelayThread {
     keyboard: File,
     screen: File,
     signals: SignalDescriptor,
-    aside: Arc<RelayPause>,
+    pause: Arc<RelayPause>,
     passed: OutputFilter,
     shown: ScreenChanges,
     /// True if other processes use the user's terminal meanwhile: the rest of a pipeline.
@@ -245,7 +245,7 @@ struct RelayReadiness {
     shown: bool,
     room: bool,
     signal: bool,
-    aside: bool,
+    pause: bool,
     pressed: bool,
 }
 
@@ -256,9 +256,9 @@ impl RelayThread {
         loop {
             let wants_keys = self.raw.is_some() && keys.is_empty();
             let Ok(ready) = self.wait_until_ready(!keys.is_empty(), wants_keys) else { return };
-            if ready.aside {
+            if ready.pause {
                 // The other descriptors may not be ready any more afterwards.
-                self.stand_aside();
+                self.yield_terminal();
                 continue;
             }
             if ready.signal {
@@ -340,9 +340,9 @@ impl RelayThread {
     }
 
     /// Pauses while a question has the user's terminal, which then shows no output of the command.
-    fn stand_aside(&mut self) {
+    fn yield_terminal(&mut self) {
         let _ = (&self.screen).write_all(&self.shown.clear_sequence());
-        self.aside.stand_aside();
+        self.pause.yield_terminal();
         let _ = (&self.screen).write_all(&self.shown.reinstate_sequence());
         let is_other = self.shown.is_other();
         if let (true, Ok(size)) = (is_other, tcgetwinsize(&self.ours)) {
@@ -379,7 +379,7 @@ impl RelayThread {
         let mut waited = vec![
             PollFd::new(&self.ours, of_command),
             PollFd::new(&self.signals, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.aside.wake_descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.pause.wake_descriptor(), PollFlags::IN),
         ];
         if wants_keys {
             waited.push(PollFd::new(&self.keyboard, PollFlags::IN));
@@ -394,7 +394,7 @@ impl RelayThread {
             shown: is(0, any),
             room: is(0, PollFlags::OUT),
             signal: is(1, any),
-            aside: is(2, any),
+            pause: is(2, any),
             pressed: is(3, any),
         })
     }

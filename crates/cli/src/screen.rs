@@ -130,15 +130,15 @@ impl SequenceParser {
 /// Starts with a new line.
 pub fn filter_replayable(shown: &[u8]) -> Vec<u8> {
     let mut parts = SequenceParser::default();
-    let mut kept = Vec::with_capacity(shown.len());
+    let mut remaining = Vec::with_capacity(shown.len());
     for byte in shown {
         match parts.next(*byte) {
-            Some(OutputToken::Plain(byte)) if byte != ENQUIRY => kept.push(byte),
-            Some(OutputToken::Sequence(sequence)) if !is_question(&sequence) => kept.extend(sequence),
+            Some(OutputToken::Plain(byte)) if byte != ENQUIRY => remaining.push(byte),
+            Some(OutputToken::Sequence(sequence)) if !is_question(&sequence) => remaining.extend(sequence),
             _ => {}
         }
     }
-    kept
+    remaining
 }
 
 /// Returns whether a terminal answers the sequence.
@@ -168,19 +168,19 @@ pub struct TextOutputFilter {
 impl TextOutputFilter {
     /// Returns the part of the next bytes that is to be shown.
     pub fn filter_bytes(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let mut kept = Vec::with_capacity(bytes.len());
+        let mut remaining = Vec::with_capacity(bytes.len());
         for byte in bytes {
             match self.parts.next(*byte) {
                 Some(OutputToken::Plain(0x80..=0x9f)) if self.held.take().is_some() => {}
                 Some(OutputToken::Plain(byte @ (b'\n' | b'\r' | b'\t' | 0x20..=0x7e | 0x80..))) => {
-                    kept.extend(self.held.take());
-                    if byte == FIRST_CONTROL_BYTE { self.held = Some(byte) } else { kept.push(byte) }
+                    remaining.extend(self.held.take());
+                    if byte == FIRST_CONTROL_BYTE { self.held = Some(byte) } else { remaining.push(byte) }
                 }
-                Some(OutputToken::Sequence(sequence)) if is_of_look(&sequence) => kept.extend(sequence),
+                Some(OutputToken::Sequence(sequence)) if is_of_look(&sequence) => remaining.extend(sequence),
                 _ => {}
             }
         }
-        kept
+        remaining
     }
 }
 
@@ -289,8 +289,8 @@ impl ScreenChanges {
 
     /// Returns the sequences that restore the command's state, except synchronized output.
     pub fn reinstate_sequence(&self) -> Vec<u8> {
-        let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED_MODE);
-        let mut text = kept
+        let remaining = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED_MODE);
+        let mut text = remaining
             .map(|mode| private_mode_sequence(*mode, !INITIAL_MODES.contains(mode)))
             .collect::<String>()
             .into_bytes();
@@ -329,8 +329,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(shown: &str, kept: &str) {
-        assert_eq!(String::from_utf8(filter_replayable(shown.as_bytes())).unwrap(), kept);
+    fn check(shown: &str, remaining: &str) {
+        assert_eq!(String::from_utf8(filter_replayable(shown.as_bytes())).unwrap(), remaining);
     }
 
     #[test]
@@ -351,8 +351,8 @@ mod tests {
     fn what_does_more_than_show_itself_is_left_out() {
         let mut harmless = TextOutputFilter::default();
         let shown = "a\x1b[1;31mred\x1b[m\x1b]0;title\x07\x1b[2J\x1b[?1049h\x1b[>4mb\u{e4}\x07\x08\x0e\tc\r\n\x1bP1$q\x1b\\d\u{9b}2Je\u{a9}";
-        let kept: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.filter_bytes(piece)).collect();
-        assert_eq!(String::from_utf8(kept).unwrap(), "a\x1b[1;31mred\x1b[mb\u{e4}\tc\r\nd2Je\u{a9}");
+        let remaining: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.filter_bytes(piece)).collect();
+        assert_eq!(String::from_utf8(remaining).unwrap(), "a\x1b[1;31mred\x1b[mb\u{e4}\tc\r\nd2Je\u{a9}");
     }
 
     #[track_caller]

@@ -9,7 +9,7 @@ use stockade_model::{Grant, KeyFingerprint, NetworkTarget, RawText, SignPurpose,
 use stockade_signing::{AgentError, AgentIdentity, UserSshAgent, compute_fingerprint, signing_key};
 
 use crate::failure::CliError;
-use crate::places::{self, VariableLookup};
+use crate::locations::{self, VariableLookup};
 
 const GIT_SIGNING_NAME: &str = "@git-signing";
 const SSH_NAME: &str = "@ssh";
@@ -50,7 +50,7 @@ pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<G
 fn key_for_git(variables: VariableLookup<'_>) -> Result<KeyFingerprint, CliError> {
     let keys = list_identities(variables)?;
     let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let named = signing_key(&places::find_home_directory(variables)?, settings.as_deref())
+    let named = signing_key(&locations::find_home_directory(variables)?, settings.as_deref())
         .and_then(|key| compute_fingerprint(&key));
     match named {
         None => only_key(&keys, &|key| vec![SignUse::new(key.clone(), SignPurpose::Git).into_grant()]),
@@ -71,9 +71,12 @@ fn for_host(key: &KeyFingerprint, target: &NetworkTarget) -> Vec<Grant> {
     vec![SignUse::new(key.clone(), SignPurpose::Host(target.clone())).into_grant(), Grant::connect_to(target)]
 }
 
-/// Returns the key if there is only one; otherwise the error shows the grants of `meant` as an
+/// Returns the key if there is only one; otherwise the error shows the grants of `grants_of` as an
 /// example.
-fn only_key(keys: &[AgentIdentity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) -> Result<KeyFingerprint, CliError> {
+fn only_key(
+    keys: &[AgentIdentity],
+    grants_of: &dyn Fn(&KeyFingerprint) -> Vec<Grant>,
+) -> Result<KeyFingerprint, CliError> {
     let first = match keys {
         [] => return Err(CliError::new("the ssh agent has no key").with_hint("add one: ssh-add")),
         [one] => return Ok(one.fingerprint.clone()),
@@ -86,8 +89,10 @@ fn only_key(keys: &[AgentIdentity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant
     if keys.len() > MAX_LISTED_KEYS {
         what.push_str("\n  ... (ssh-add -l lists all)");
     }
-    let options: Vec<_> =
-        meant(&first.fingerprint).iter().map(|grant| format!("--grant {}", shell_quoted(&grant.to_string()))).collect();
+    let options: Vec<_> = grants_of(&first.fingerprint)
+        .iter()
+        .map(|grant| format!("--grant {}", shell_quoted(&grant.to_string())))
+        .collect();
     Err(CliError::new(what).with_hint(format!("name one, for example: {}", options.join(" "))))
 }
 
@@ -103,10 +108,10 @@ mod tests {
     #[test]
     fn one_key_is_meant_and_of_several_one_is_to_be_named() {
         let target = ssh_target("github.com").unwrap();
-        let meant = |key: &KeyFingerprint| for_host(key, &target);
-        assert_eq!(only_key(&[identity('A')], &meant).unwrap(), identity('A').fingerprint);
-        assert!(only_key(&[], &meant).unwrap_err().hint.unwrap().contains("ssh-add"));
-        let several = only_key(&[identity('A'), identity('E')], &meant).unwrap_err();
+        let grants_of = |key: &KeyFingerprint| for_host(key, &target);
+        assert_eq!(only_key(&[identity('A')], &grants_of).unwrap(), identity('A').fingerprint);
+        assert!(only_key(&[], &grants_of).unwrap_err().hint.unwrap().contains("ssh-add"));
+        let several = only_key(&[identity('A'), identity('E')], &grants_of).unwrap_err();
         assert!(several.what.contains("aE  me@here\\n"), "{}", several.what);
         let hint = several.hint.unwrap();
         assert!(hint.contains("aA to github.com' --grant 'connect github.com:22'"), "{hint}");

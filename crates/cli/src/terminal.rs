@@ -77,8 +77,8 @@ impl UserTerminal {
     /// Opens `/dev/tty` if a user can be asked there: it exists, standard error is a terminal too,
     /// and this process is in its foreground.
     pub fn open() -> Option<Self> {
-        if let Some(lent) = LENT_TERMINAL.get() {
-            return lent.try_clone().ok().map(Self::from_file);
+        if let Some(lent_terminal) = LENT_TERMINAL.get() {
+            return lent_terminal.try_clone().ok().map(Self::from_file);
         }
         if !isatty(io::stderr()) {
             return None;
@@ -303,9 +303,9 @@ impl RelayPause {
     /// [`io::Error`] if no descriptors are left.
     pub fn register_relay() -> io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let aside = Arc::new(Self { state: Mutex::new(KeyboardOwner::Relay), changed: Condvar::new(), wake });
-        *lock_mutex(&ACTIVE_RELAY) = Some(Arc::clone(&aside));
-        Ok(aside)
+        let relay_pause = Arc::new(Self { state: Mutex::new(KeyboardOwner::Relay), changed: Condvar::new(), wake });
+        *lock_mutex(&ACTIVE_RELAY) = Some(Arc::clone(&relay_pause));
+        Ok(relay_pause)
     }
 
     /// Removes the registration of the relay.
@@ -319,7 +319,7 @@ impl RelayPause {
     }
 
     /// Pauses the relay; returns when no question has the terminal.
-    pub fn stand_aside(&self) {
+    pub fn yield_terminal(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let mut turn = lock_mutex(&self.state);
         while *turn != KeyboardOwner::Relay {
@@ -339,15 +339,15 @@ impl RelayPause {
 struct RelayPauseGuard(Arc<RelayPause>);
 
 impl RelayPauseGuard {
-    fn pause_relay(aside: Arc<RelayPause>) -> io::Result<Self> {
-        let mut turn = lock_mutex(&aside.state);
+    fn pause_relay(relay_pause: Arc<RelayPause>) -> io::Result<Self> {
+        let mut turn = lock_mutex(&relay_pause.state);
         if *turn != KeyboardOwner::Relay {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         *turn = KeyboardOwner::Wanted;
         drop(turn);
-        let _ = rustix::io::write(&aside.wake, &1_u64.to_ne_bytes());
-        let alone = Self(aside);
+        let _ = rustix::io::write(&relay_pause.wake, &1_u64.to_ne_bytes());
+        let alone = Self(relay_pause);
         let turn = lock_mutex(&alone.0.state);
         let is_wanted = |turn: &mut KeyboardOwner| *turn == KeyboardOwner::Wanted;
         let waited = alone.0.changed.wait_timeout_while(turn, RELAY_PAUSE_TIMEOUT, is_wanted);
@@ -489,8 +489,8 @@ impl QuestionKeyboard<'_> {
         // that no part of a sequence counts as a key.
         loop {
             let is_sequence = all.iter().any(|byte| *byte == ESCAPE || *byte >= 0x80);
-            let apart = Instant::now() + if is_sequence { MIN_SEQUENCE_INTERVAL } else { MIN_KEY_INTERVAL };
-            match self.read_before(apart, wakes) {
+            let sequence_end = Instant::now() + if is_sequence { MIN_SEQUENCE_INTERVAL } else { MIN_KEY_INTERVAL };
+            match self.read_before(sequence_end, wakes) {
                 KeyWaitResult::Bytes(more) if all.len() < MAX_PRESS_BYTES => all.extend(more),
                 KeyWaitResult::Bytes(_) => {}
                 KeyWaitResult::TimedOut => return KeyWaitResult::Bytes(all),
@@ -546,10 +546,12 @@ impl Drop for QuestionKeyboard<'_> {
 fn poll_before(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
     let mut fds: Vec<_> = waited.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left =
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut fds, Some(&left)) {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let remaining = Timespec {
+            tv_sec: i64::try_from(remaining.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: remaining.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&remaining)) {
             Ok(_) => return Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
             Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),

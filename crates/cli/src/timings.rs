@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_launch::TIMES_TARGET;
 use stockade_model::RawText;
-use stockade_sys::marks;
+use stockade_sys::time_marks;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Metadata, Subscriber};
@@ -22,7 +22,7 @@ const MAX_STEPS: usize = 1000;
 /// The steps recorded so far.
 #[derive(Clone, Debug, Default)]
 pub struct StepTimings {
-    /// Start time of this program, as [`marks::monotonic_nanoseconds`] counts.
+    /// Start time of this program, as [`time_marks::monotonic_nanoseconds`] counts.
     start: u64,
     steps: Arc<Mutex<Vec<TimedStep>>>,
 }
@@ -45,14 +45,14 @@ impl StepTimings {
     /// # Errors
     /// [`CliError`] if there is no memory for the children's marks.
     pub fn start_recording(start: u64) -> Result<Self, CliError> {
-        marks::reserve_page().map_err(|e| CliError::new(format!("cannot reserve memory for the timings: {e}")))?;
+        time_marks::reserve_page().map_err(|e| CliError::new(format!("cannot reserve memory for the timings: {e}")))?;
         let timings = Self { start, steps: Arc::default() };
         timings.record_step(TimedStep {
             process: "front".to_owned(),
             name: "read the command line".to_owned(),
             depth: 0,
             from: start,
-            to: marks::monotonic_nanoseconds(),
+            to: time_marks::monotonic_nanoseconds(),
         });
         Ok(timings)
     }
@@ -90,7 +90,7 @@ struct SpanStart(u64);
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for StepTimings {
     fn on_new_span(&self, _: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id) {
-            span.extensions_mut().insert(SpanStart(marks::monotonic_nanoseconds()));
+            span.extensions_mut().insert(SpanStart(time_marks::monotonic_nanoseconds()));
         }
     }
 
@@ -112,7 +112,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for StepTimings {
             name,
             depth,
             from,
-            to: marks::monotonic_nanoseconds(),
+            to: time_marks::monotonic_nanoseconds(),
         });
     }
 }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn spans_and_marks_stand_in_their_order() {
-        let start = marks::monotonic_nanoseconds();
+        let start = time_marks::monotonic_nanoseconds();
         let timings = StepTimings::start_recording(start).unwrap();
         let subscriber =
             tracing_subscriber::registry().with(timings.clone().with_filter(filter_fn(StepTimings::is_recorded)));

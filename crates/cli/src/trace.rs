@@ -27,7 +27,7 @@ pub fn start_tracing(timings: Option<&StepTimings>) -> Result<(), CliError> {
     let filter = filter.map(|filter| EnvFilter::try_new(filter).map_err(|_| unreadable())).transpose()?;
     // Without colour, beside the command's output; with the time since the start, and with the
     // duration at the end of each step.
-    let told = filter.map(|filter| {
+    let log_layer = filter.map(|filter| {
         tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
             .with_ansi(false)
@@ -37,7 +37,7 @@ pub fn start_tracing(timings: Option<&StepTimings>) -> Result<(), CliError> {
     });
     let noted = timings.map(|timings| timings.clone().with_filter(filter_fn(StepTimings::is_recorded)));
     tracing_subscriber::registry()
-        .with(told)
+        .with(log_layer)
         .with(noted)
         .try_init()
         .map_err(|_| CliError::new("tracing was started twice"))

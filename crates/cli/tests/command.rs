@@ -280,8 +280,8 @@ fn an_outcome_in_a_file_is_private_and_follows_no_link() {
     assert_eq!(fs::symlink_metadata(&file).unwrap().permissions().mode() & 0o7777, 0o600);
     let outcome: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(outcome["status"], "exited");
-    let left: Vec<_> = fs::read_dir(world.project()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["outcome.json"]);
+    let entry_names: Vec<_> = fs::read_dir(world.project()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(entry_names, ["outcome.json"]);
 }
 
 #[test]
@@ -310,8 +310,8 @@ fn doctor_tries_and_leaves_nothing() {
     }
     // Layers and levels come from different trials and must agree.
     assert_eq!(levels[0]["works"], absent.is_empty(), "{value}");
-    let left: Vec<_> = fs::read_dir(world.home()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["project"]);
+    let entry_names: Vec<_> = fs::read_dir(world.home()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(entry_names, ["project"]);
 }
 
 #[test]
@@ -334,13 +334,13 @@ fn doctor_names_the_user_namespaces_that_are_missing() {
 
     let text = without("");
     let text = &text.is(0).stdout;
-    for wanted in [
+    for expected_text in [
         "\nlevel full       DOES NOT WORK  no command ran in it\n  because  there is no user-namespace: ",
         "\n  hint: raise `sysctl user.max_user_namespaces`",
         "\nlevel restricted works          a command ran in it, and all 6 promises held\n",
         "\nthe strongest level here: restricted\n",
     ] {
-        assert!(text.contains(wanted), "`{wanted}` not in {text}");
+        assert!(text.contains(expected_text), "`{expected_text}` not in {text}");
     }
 }
 
@@ -411,8 +411,12 @@ fn a_log_that_was_moved_away_is_named_beside_the_new_one() {
     world.stockade(&["run", "--", "true"]).is(0);
     let state = world.home().join(".local/state/stockade");
     fs::rename(state.join("audit"), state.join("audit.old")).unwrap();
-    let gone = world.stockade(&["audit", "verify"]);
-    assert!(gone.is(1).stderr.contains("the store says that the log reaches line"), "{}", gone.stderr);
+    let verify_result = world.stockade(&["audit", "verify"]);
+    assert!(
+        verify_result.is(1).stderr.contains("the store says that the log reaches line"),
+        "{}",
+        verify_result.stderr
+    );
     world.stockade(&["run", "--", "true"]).is(0);
     let found = world.stockade(&["audit", "verify"]);
     assert!(found.is(0).stdout.contains("another log of "), "{}", found.stdout);
@@ -434,8 +438,8 @@ fn no_link_to_the_configuration_leads_into_the_workspace() {
     symlink(world.project().join("new"), &link).unwrap();
     let refused = world.stockade(&["run", "--", "sh", "-c", "mkdir new; echo 'allow_host = true' > new/config.toml"]);
     refused.is(126);
-    for wanted in [format!("the link `{}`", link.display()), "hint: remove the link".into()] {
-        assert!(refused.stderr.contains(&wanted), "{}", refused.stderr);
+    for expected_text in [format!("the link `{}`", link.display()), "hint: remove the link".into()] {
+        assert!(refused.stderr.contains(&expected_text), "{}", refused.stderr);
     }
     assert!(!world.project().join("new").exists(), "nothing ran");
     let workspace = world.project().display().to_string();

@@ -231,8 +231,8 @@ fn an_amendment_is_shown_first_and_keeps_the_file() {
     let host = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
     assert!(host.out.starts_with("[[rules]]\nhosts = [\"evil.example:443\"]\neffect = \"deny\"\n"), "{}", host.out);
     assert!(world.policy(&["explain", "--host", "evil.example:443"]).out.contains("decision  deny"));
-    let again = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
-    assert!(again.err.contains("holds it already"), "{}", again.err);
+    let second_result = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
+    assert!(second_result.err.contains("holds it already"), "{}", second_result.err);
     for wrong in [&["--host", "evil.example"][..], &["--host", "*.example:443"], &["--host", "a:1", "--", "npm"]] {
         let ended = world.policy(&[&["amend", "--write"], wrong].concat());
         assert_eq!(ended.code, 125, "{wrong:?}: {}", ended.err);
@@ -275,8 +275,8 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
     assert!(shown.err.contains("1 entry left out"), "{}", shown.err);
     assert_eq!(world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]).code, 1);
     assert_eq!(world.policy(&["check", "out.toml"]).code, 0);
-    let again = world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]);
-    assert_eq!(again.code, 125, "an existing file is not overwritten");
+    let second_result = world.policy(&["import", "--from", "claude", "--output", "out.toml", "settings.json"]);
+    assert_eq!(second_result.code, 125, "an existing file is not overwritten");
     world.write("ws/settings.json", "{ \"permissions\": { \"allow\": [\"Bash(\"] } }");
     let wrong = world.policy(&["import", "--from", "claude", "--output", "new.toml", "settings.json"]);
     assert_eq!(wrong.code, 125);
@@ -301,12 +301,14 @@ fn an_import_tells_lost_denials_from_what_is_not_allowed() {
     let lost = import("\"deny\": [\"Edit\"]");
     assert_eq!(lost.code, 1, "{}", lost.err);
     assert!(lost.err.ends_with("1 rule, 1 note\n1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"), "{}", lost.err);
-    let left = import("\"allow\": [\"Bash(echo $X)\", \"Bash(find *)\"]");
-    assert_eq!(left.code, 1, "{}", left.err);
+    let import_result = import("\"allow\": [\"Bash(echo $X)\", \"Bash(find *)\"]");
+    assert_eq!(import_result.code, 1, "{}", import_result.err);
     assert!(
-        left.err.ends_with("0 rules, 2 notes\n2 entries left out: they allowed or set something, and do not here\n"),
+        import_result
+            .err
+            .ends_with("0 rules, 2 notes\n2 entries left out: they allowed or set something, and do not here\n"),
         "{}",
-        left.err
+        import_result.err
     );
     let both = import("\"allow\": [\"Bash(echo $X)\"], \"deny\": [\"Edit\", \"Read\"]");
     assert!(both.err.contains("\n2 entries NOT CARRIED: what they refused or asked about"), "{}", both.err);

@@ -60,8 +60,8 @@ fn a_profile_from_a_traced_run_reads_what_that_run_read_and_no_more() {
         let world = World::new();
         let report = world.home().join("outcome.json");
         let json = format!("--json={}", report.display());
-        let (_, told) = world.stockade(&["run", "--trace", "--level", level, &json, "-c", SCRIPT], 0);
-        assert!(told.contains("traced:") && told.contains("policy suggest --request req_"), "{told}");
+        let (_, trace_text) = world.stockade(&["run", "--trace", "--level", level, &json, "-c", SCRIPT], 0);
+        assert!(trace_text.contains("traced:") && trace_text.contains("policy suggest --request req_"), "{trace_text}");
         let outcome: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
         let reads = outcome["attempts"][0]["reads"].as_array().unwrap();
         let read = |name: &str| {
@@ -75,12 +75,12 @@ fn a_profile_from_a_traced_run_reads_what_that_run_read_and_no_more() {
         let (record, _) = world.stockade(&["audit", "show"], 0);
         assert!(record.contains("lib/a, "), "{record}");
 
-        let (exact, said) = world.stockade(&["policy", "suggest", "--request", id], 0);
+        let (exact, notes) = world.stockade(&["policy", "suggest", "--request", id], 0);
         assert!(exact.contains("\"~/lib/a\"") && !exact.contains("\"~/lib\""), "{exact}");
-        assert!(said.contains(".gitconfig: it is a protected name"), "{said}");
-        let (wide, said) = world.stockade(&["policy", "suggest", "--request", id, "--generalise"], 0);
+        assert!(notes.contains(".gitconfig: it is a protected name"), "{notes}");
+        let (wide, notes) = world.stockade(&["policy", "suggest", "--request", id, "--generalise"], 0);
         assert!(wide.contains("\"~/lib\"") && wide.contains("stands for 3 paths to read"), "{wide}");
-        assert!(said.contains("newly allowed to be read") && said.contains("lib/other"), "{said}");
+        assert!(notes.contains("newly allowed to be read") && notes.contains("lib/other"), "{notes}");
 
         fs::write(world.home().join(".config/stockade/config.toml"), &exact).unwrap();
         let run = |script: &str, code| {
@@ -100,6 +100,6 @@ fn a_profile_from_a_traced_run_reads_what_that_run_read_and_no_more() {
 fn without_a_sandbox_nothing_is_traced() {
     let world = World::new();
     fs::write(world.home().join(".config/stockade/config.toml"), "allow_host = true\n").unwrap();
-    let (_, said) = world.stockade(&["run", "--trace", "--profile", "host", "--", "true"], 125);
-    assert!(said.contains("without one nothing is traced") && said.contains("leave --trace out"), "{said}");
+    let (_, notes) = world.stockade(&["run", "--trace", "--profile", "host", "--", "true"], 125);
+    assert!(notes.contains("without one nothing is traced") && notes.contains("leave --trace out"), "{notes}");
 }

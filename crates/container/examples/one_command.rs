@@ -15,9 +15,9 @@ use stockade_model::{
 };
 
 fn main() {
-    let given: Vec<String> = args().skip(1).collect();
+    let arguments: Vec<String> = args().skip(1).collect();
     let [socket, accounts, image, id, workspace, home, launcher, terminal, script] =
-        given.try_into().expect("nine arguments");
+        arguments.try_into().expect("nine arguments");
     let settings = ContainerSettings {
         socket: Some(socket.into()),
         launcher: launcher.into(),

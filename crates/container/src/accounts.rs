@@ -93,8 +93,8 @@ mod tests {
             assert!(fs::read_to_string(at("/etc/group")).unwrap().contains(&format!("agent:x:{user}:")));
             assert_eq!(fs::metadata(&passwd).unwrap().permissions().mode() & 0o777, 0o644);
         }
-        let again = create_account_files(directory.path(), ContainerUser { user: 0, group: 0 }, &id).unwrap();
-        let inside: Vec<&str> = again.iter().map(|one| one.0.as_str()).collect();
+        let root_files = create_account_files(directory.path(), ContainerUser { user: 0, group: 0 }, &id).unwrap();
+        let inside: Vec<&str> = root_files.iter().map(|one| one.0.as_str()).collect();
         assert_eq!(inside, ["/etc/passwd", "/etc/group", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
     }
 }

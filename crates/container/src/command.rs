@@ -24,15 +24,15 @@ use stockade_model::{
 use stockade_native::{own_umask, served_ports};
 use tokio::sync::watch;
 
-use crate::carry::{StreamEndCondition, end_signal_pipe};
+use crate::channel::{ContainerLiveness, LauncherChannel, LauncherExec, read_launcher_output};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
 use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
-use crate::inside::kernel;
-use crate::inside::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
-use crate::line::{ContainerLiveness, LauncherChannel, LauncherExec, all_said};
-use crate::mounted::ExpectedMounts;
-use crate::outside::HostEgress;
+use crate::host_egress::HostEgress;
+use crate::in_container::kernel;
+use crate::in_container::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
+use crate::mount_check::ExpectedMounts;
 use crate::spec::LAUNCHER_PATH;
+use crate::stream_copy::{StreamEndCondition, end_signal_pipe};
 use crate::{ContainerEngineKind, limits};
 
 /// Longest text of one byte of output in a message.
@@ -60,11 +60,11 @@ pub(crate) struct ContainerCommandBackend {
     /// Profile that the container was made for, with the limits of all commands together.
     pub(crate) profile: Profile,
     /// True if the native isolation works in the container.
-    pub(crate) has_walls: bool,
+    pub(crate) has_isolation: bool,
     /// Resolves names outside; the system's resolver if absent.
     pub(crate) resolver: Option<Arc<dyn NameResolver>>,
     /// True once its container has ended.
-    pub(crate) gone: watch::Sender<bool>,
+    pub(crate) has_ended: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for ContainerCommandBackend {
@@ -113,7 +113,7 @@ impl ContainerCommandBackend {
             let what = "in a sandbox that lasts nothing is staged: its workspace is its own".to_owned();
             return Err(StartError { what, hint: Some("leave --stage out".to_owned()) });
         }
-        if self.has_walls { Ok(()) } else { self.demand_no_less(plan) }
+        if self.has_isolation { Ok(()) } else { self.demand_no_less(plan) }
     }
 
     /// Checks that the command's limits and hidden paths are not stricter than the container's.
@@ -165,7 +165,7 @@ impl ContainerCommandBackend {
         if found.native_walls {
             return Ok(Vec::new());
         }
-        limits::demand_held_without_walls(&plan.profile.limits)?;
+        limits::require_limits_without_isolation(&plan.profile.limits)?;
         Ok(found.reached)
     }
 
@@ -174,7 +174,7 @@ impl ContainerCommandBackend {
     ///
     /// # Errors
     /// As for [`look_inside`](Self::look_inside).
-    pub(crate) fn look_inside_again(
+    pub(crate) fn recheck_container(
         &mut self,
         plan: &SandboxPlan,
         expected: &ExpectedMounts,
@@ -188,19 +188,20 @@ impl ContainerCommandBackend {
         self.look_inside(plan, expected).map(drop)
     }
 
-    fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
-        self.has_walls = has_walls;
-        self.enforced.layers.insert("limits".to_owned(), limits::layer_report(&plan.profile.limits, has_walls));
+    fn report_limits(&mut self, plan: &SandboxPlan, has_isolation: bool) {
+        self.has_isolation = has_isolation;
+        self.enforced.layers.insert("limits".to_owned(), limits::layer_report(&plan.profile.limits, has_isolation));
     }
 
     fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
         let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
         let order = serde_json::to_vec(&order).map_err(|error| unready_error(&error))?;
-        let said = all_said(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
-        let said = said.map_err(|error| self.failed_start_error(&error))?;
-        serde_json::from_slice(&said.output).map_err(|error| {
+        let probe_output =
+            read_launcher_output(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
+        let probe_output = probe_output.map_err(|error| self.failed_start_error(&error))?;
+        serde_json::from_slice(&probe_output.output).map_err(|error| {
             let what = format!("the launcher in the container cannot be understood: {error}");
-            with_complaint(StartError { what, hint: None }, &said.complaint)
+            with_complaint(StartError { what, hint: None }, &probe_output.complaint)
         })
     }
 
@@ -210,7 +211,7 @@ impl ContainerCommandBackend {
     }
 
     fn start_launcher(&self, message_bytes: usize) -> Result<LauncherChannel, StartError> {
-        let fate = ContainerLiveness { gone: self.gone.subscribe(), has_walls: self.has_walls };
+        let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
             let error = match LauncherChannel::start_launcher(
@@ -233,7 +234,7 @@ impl ContainerCommandBackend {
     /// Returns the reason for a failed start: each engine words it differently.
     fn failed_start_error(&self, error: &CallError) -> StartError {
         match self.query_condition() {
-            ContainerCondition::Gone => self.gone_error(),
+            ContainerCondition::Gone => self.ended_error(),
             ContainerCondition::Paused => StartError {
                 what: format!("the sandbox {} is paused: a command would not go on in it", self.sandbox),
                 hint: Some("let it go on first".to_owned()),
@@ -246,12 +247,12 @@ impl ContainerCommandBackend {
     /// has ended, and report that error instead.
     fn missing_isolation_error(&self, error: StartError, complaint: &str) -> StartError {
         match self.query_condition() {
-            ContainerCondition::Gone => self.gone_error(),
+            ContainerCondition::Gone => self.ended_error(),
             ContainerCondition::Paused | ContainerCondition::Goes => with_complaint(error, complaint),
         }
     }
 
-    fn gone_error(&self) -> StartError {
+    fn ended_error(&self) -> StartError {
         StartError { what: format!("the sandbox {} is gone", self.sandbox), hint: None }
     }
 }
@@ -396,8 +397,8 @@ impl Backend for ContainerCommandBackend {
         let (around, served) = (self.profile.limits.clone(), served_ports());
         line.send_message(&LauncherOrder { order, size, around, served }).map_err(|error| unready_error(&error))?;
         line.keep_alive(CallerStreamCopy::start_copy(*io, size, &line).map_err(|error| unready_error(&error))?);
-        let way: Arc<LauncherChannel> = Arc::clone(&line);
-        let remote = RemoteAttempt::await_sandbox(way, events)
+        let attempt_channel: Arc<LauncherChannel> = Arc::clone(&line);
+        let remote = RemoteAttempt::await_sandbox(attempt_channel, events)
             .map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
@@ -516,7 +517,7 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 fn watch_size(
     terminal: OwnedFd,
     first: Option<TerminalSize>,
-    send: crate::carry::FrameSender,
+    send: crate::stream_copy::FrameSender,
 ) -> io::Result<Sender<()>> {
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use stockade_backend_api::StartError;
 
 use crate::accounts::BindMountPair;
-use crate::inside::ReachableObject;
+use crate::in_container::ReachableObject;
 use crate::spec::text_of;
 
 /// Names of the covers.

@@ -40,8 +40,8 @@ pub(crate) fn seccomp_profile() -> Value {
     let is_needed = |name: &str| LAUNCHER_NEEDS.contains(&name);
     let refused = never_allowed().filter_map(|(call, errno)| Some((*numbers.get(&call)?, errno)));
     let refused: BTreeMap<&str, u16> = refused.filter(|(name, _)| !is_needed(name)).collect();
-    let judged: BTreeSet<&str> = ["clone", "unshare", "socket", "personality"].into();
-    let plain = |name: &str| !refused.contains_key(name) && !judged.contains(name);
+    let conditional_calls: BTreeSet<&str> = ["clone", "unshare", "socket", "personality"].into();
+    let plain = |name: &str| !refused.contains_key(name) && !conditional_calls.contains(name);
     let allowed: BTreeSet<&str> = calls::list_calls().map(|(name, _)| name).filter(|name| plain(name)).collect();
     let mut rules = vec![json!({"names": allowed, "action": "SCMP_ACT_ALLOW"})];
     rules.push(allow_if("clone", without_bits(NAMESPACE_FLAGS)));

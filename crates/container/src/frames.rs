@@ -281,14 +281,14 @@ mod tests {
     fn frames_arrive_whole_however_their_bytes_are_cut() {
         let bytes: Vec<u8> = all().iter().flat_map(ChannelFrame::encode_frame).collect();
         for cut in [1, 3, 7, 4096, bytes.len()] {
-            let (mut decoder, mut got) = (FrameDecoder::new(MAX_MESSAGE_BYTES), Vec::new());
+            let (mut decoder, mut decoded_frames) = (FrameDecoder::new(MAX_MESSAGE_BYTES), Vec::new());
             for part in bytes.chunks(cut) {
                 decoder.push(part);
                 while let Some(frame) = decoder.next_frame().unwrap() {
-                    got.push(frame);
+                    decoded_frames.push(frame);
                 }
             }
-            assert_eq!(got, all(), "cut every {cut} bytes");
+            assert_eq!(decoded_frames, all(), "cut every {cut} bytes");
         }
     }
 

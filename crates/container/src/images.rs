@@ -133,14 +133,14 @@ fn pull_image(
         });
     }
     let options = CreateImageOptionsBuilder::new().from_image(image.as_str()).build();
-    let (tells, wanted) = (tell.cloned(), image.clone());
+    let (tells, image_name) = (tell.cloned(), image.clone());
     let pulled = client.call(PULL_TIMEOUT, |docker| async move {
         let mut steps = docker.create_image(Some(options), None, None);
         let mut layers = LayerProgressTable::default();
         while let Some(step) = steps.try_next().await? {
             let pulled = layers.record_step(&step);
             if let Some(tell) = &tells {
-                tell(&wanted, Some(pulled));
+                tell(&image_name, Some(pulled));
             }
         }
         Ok(())

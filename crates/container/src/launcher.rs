@@ -7,7 +7,7 @@ use bollard::Docker;
 use bollard::errors::Error;
 
 use crate::client::{CREATE_TIMEOUT, ContainerClient};
-use crate::standing::is_running;
+use crate::persistent::is_running;
 
 /// Time-out for such a launcher to end.
 const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,15 +24,15 @@ pub(crate) struct CommandLauncher {
     /// The engine's identifier of its exec.
     pub(crate) exec: String,
     /// True if its command always ends with it.
-    pub(crate) has_walls: bool,
+    pub(crate) has_isolation: bool,
 }
 
 impl CommandLauncher {
     /// Ensures that no process of its command continues, and returns the reason for the closed
     /// channel.
     pub(crate) fn ensure_ended(&self) -> String {
-        let Self { client, container, exec, has_walls } = self.clone();
-        match client.call(CREATE_TIMEOUT, move |docker| kill_and_explain(docker, container, exec, has_walls)) {
+        let Self { client, container, exec, has_isolation } = self.clone();
+        match client.call(CREATE_TIMEOUT, move |docker| kill_and_explain(docker, container, exec, has_isolation)) {
             Ok(why) => why.to_owned(),
             Err(error) => format!("its launcher is heard no more, and {error}"),
         }
@@ -43,14 +43,14 @@ async fn kill_and_explain(
     docker: Docker,
     container: String,
     exec: String,
-    has_walls: bool,
+    has_isolation: bool,
 ) -> Result<&'static str, Error> {
     match docker.inspect_container(&container, None).await {
         Ok(found) if is_running(&found) => {}
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok("its container has ended"),
         Err(error) => return Err(error),
     }
-    if has_walls || ends_by_itself(&docker, &exec).await {
+    if has_isolation || ends_by_itself(&docker, &exec).await {
         return Ok("its launcher in the container ended without a word");
     }
     match docker.kill_container(&container, None).await {

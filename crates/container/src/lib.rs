@@ -12,31 +12,31 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
-mod carry;
+mod channel;
 mod client;
 mod command;
 mod covers;
+mod egress_requests;
 mod filter;
 mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod host_egress;
 mod images;
-pub mod inside;
+pub mod in_container;
 mod launcher;
 mod limits;
-mod line;
 mod links;
-mod mounted;
-mod outside;
-mod passages;
-mod question;
+mod mount_check;
+mod persistent;
 mod sandbox;
 mod sessions;
 mod socket;
 mod spec;
-mod standing;
-mod verified;
+mod stream_copy;
+mod tunnel_streams;
+mod verification;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -31,15 +31,15 @@ enum LimitEnforcer {
 }
 
 impl LimitEnforcer {
-    fn for_limit(limit: LimitKind, has_walls: bool) -> Self {
+    fn for_limit(limit: LimitKind, has_isolation: bool) -> Self {
         match limit {
-            LimitKind::Memory | LimitKind::Processes | LimitKind::Cpus if has_walls => Self::Engine,
+            LimitKind::Memory | LimitKind::Processes | LimitKind::Cpus if has_isolation => Self::Engine,
             LimitKind::Memory | LimitKind::Processes | LimitKind::Cpus => Self::Unseen,
             LimitKind::OpenFiles | LimitKind::FileSize => Self::Process,
             LimitKind::Temp => Self::Filesystem,
             LimitKind::Wall => Self::Clock,
             LimitKind::Output => Self::Capture,
-            LimitKind::CpuTime | LimitKind::Disk | LimitKind::Inodes if has_walls => Self::Command,
+            LimitKind::CpuTime | LimitKind::Disk | LimitKind::Inodes if has_isolation => Self::Command,
             LimitKind::CpuTime | LimitKind::Disk | LimitKind::Inodes | LimitKind::Io => Self::Nothing,
         }
     }
@@ -68,8 +68,12 @@ impl LimitEnforcer {
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
-    let wanted = limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io);
-    refuse_limit(wanted, "a container cannot hold the limit LIMIT", "leave NAME out, or make a native sandbox")
+    let unsupported_limit = limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io);
+    refuse_limit(
+        unsupported_limit,
+        "a container cannot hold the limit LIMIT",
+        "leave NAME out, or make a native sandbox",
+    )
 }
 
 /// Refuses limits that were requested explicitly and that nothing enforces without the native
@@ -77,10 +81,11 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
 ///
 /// # Errors
 /// [`StartError`] for the first of them.
-pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
-    let wanted = limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes));
+pub(crate) fn require_limits_without_isolation(limits: &Limits) -> Result<(), StartError> {
+    let unsupported_limit =
+        limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes));
     let what = "the limit LIMIT cannot be held where the kernel has no Landlock";
-    refuse_limit(wanted, what, "leave NAME out, or take another runtime")
+    refuse_limit(unsupported_limit, what, "leave NAME out, or take another runtime")
 }
 
 /// Refuses limits of one command that are lower than its sandbox's, if nothing in the container
@@ -111,13 +116,13 @@ pub(crate) fn engine_process_limit(limits: &Limits) -> Option<u64> {
     limits.processes.map(|processes| processes.saturating_add(SERVICE_PROCESSES))
 }
 
-/// Returns the layer of the enforcement report. `has_walls`: the native isolation works in the
+/// Returns the layer of the enforcement report. `has_isolation`: the native isolation works in the
 /// container.
-pub(crate) fn layer_report(limits: &Limits, has_walls: bool) -> LayerReport {
+pub(crate) fn layer_report(limits: &Limits, has_isolation: bool) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
     for (limit, amount) in limits.iter_limits() {
-        let (how, is_whole) = LimitEnforcer::for_limit(limit, has_walls).describe_limit(limit);
+        let (how, is_whole) = LimitEnforcer::for_limit(limit, has_isolation).describe_limit(limit);
         whole &= is_whole;
         parts.push(format!("{limit} {}: {how}", limit.format_amount(amount)));
     }
@@ -154,8 +159,8 @@ mod tests {
 
     #[test]
     fn every_limit_is_told_once_and_what_is_not_held_is_no_whole() {
-        for has_walls in [true, false] {
-            let report = layer_report(&every(), has_walls);
+        for has_isolation in [true, false] {
+            let report = layer_report(&every(), has_isolation);
             assert_eq!(report.state, LayerState::Partial);
             for limit in LimitKind::ALL {
                 let line = format!("{limit} {}: ", limit.format_amount(4096));
@@ -176,9 +181,9 @@ mod tests {
     #[test]
     fn without_walls_what_somebody_wished_for_is_refused_unless_it_is_held() {
         let wished = Limits { inodes: Some(5), ..Limits::default() };
-        assert!(demand_held_without_walls(&wished).unwrap_err().what.contains("inodes"));
+        assert!(require_limits_without_isolation(&wished).unwrap_err().what.contains("inodes"));
         let usual = Limits { disk_bytes: Some(5), memory_bytes: Some(5), ..Limits::default() };
-        assert_eq!(demand_held_without_walls(&usual), Ok(()));
+        assert_eq!(require_limits_without_isolation(&usual), Ok(()));
     }
 
     #[test]
@@ -196,7 +201,8 @@ mod tests {
         let same = command_limits(&all, &Limits { memory_bytes: Some(100), disk_bytes: Some(20), ..Limits::default() });
         assert_eq!(same, Limits { disk_bytes: Some(10), ..Limits::default() });
         let less = command_limits(&all, &Limits { memory_bytes: Some(50), open_files: Some(7), ..Limits::default() });
-        let wanted = Limits { memory_bytes: Some(50), disk_bytes: Some(10), open_files: Some(7), ..Limits::default() };
-        assert_eq!(less, wanted);
+        let expected_limits =
+            Limits { memory_bytes: Some(50), disk_bytes: Some(10), open_files: Some(7), ..Limits::default() };
+        assert_eq!(less, expected_limits);
     }
 }

@@ -16,8 +16,8 @@ use stockade_model::ImageDigest;
 
 use crate::accounts::BindMountPair;
 use crate::client::{CREATE_TIMEOUT, ContainerClient};
+use crate::persistent::remove_container;
 use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, TEMPORARY_DIRS, image_name};
-use crate::standing::remove_container;
 
 /// Bit of a symbolic link in a mode of Go (`fs.ModeSymlink`).
 const LINK_MODE: u32 = 1 << 27;

@@ -26,16 +26,16 @@ use crate::accounts::BindMountPair;
 use crate::client::{CALL_TIMEOUT, CREATE_TIMEOUT, CallError, ContainerClient};
 use crate::command::ContainerCommandBackend;
 use crate::images::{ImageProperties, PullProgressSink};
-use crate::inside::ReachableObject;
-use crate::mounted::{ExpectedMounts, SharedObject};
+use crate::in_container::ReachableObject;
+use crate::mount_check::{ExpectedMounts, SharedObject};
+use crate::persistent::{ContainerSandbox, is_running, remove_container, start_time};
 use crate::spec::{
     ContainerContext, ContainerUser, LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, container_name, create_request,
     owner_labels, text_of,
 };
-use crate::standing::{ContainerSandbox, is_running, remove_container, start_time};
 use crate::{
-    ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mounted, sessions, socket,
-    verified,
+    ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mount_check, sessions,
+    socket, verification,
 };
 
 /// Makes sandboxes with one engine.
@@ -144,15 +144,15 @@ impl ContainerSandboxes {
 
     /// Checks the runtime. Podman's API accepts none, because its service was started with one.
     fn demand_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
-        let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
+        let Some(requested_name) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
         let own = connected.info.runtime.as_deref();
-        if own == Some(wanted) || connected.info.runtimes.iter().any(|runtime| runtime == wanted) {
+        if own == Some(requested_name) || connected.info.runtimes.iter().any(|runtime| runtime == requested_name) {
             return Ok(());
         }
         let why = match self.kind {
             ContainerEngineKind::Docker => {
                 let known = connected.info.runtimes.join(", ");
-                format!("{wanted} is none of those it has ({known}); others are named in its daemon.json")
+                format!("{requested_name} is none of those it has ({known}); others are named in its daemon.json")
             }
             ContainerEngineKind::Podman => {
                 let own = own.unwrap_or("another");
@@ -229,16 +229,16 @@ impl ContainerSandboxes {
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
         // Before any process runs in it.
         let brought = self.host_file_set(&own, facts);
-        verified::verify_container(self.kind, plan, (user, brought), &made)?;
+        verification::verify_container(self.kind, plan, (user, brought), &made)?;
         let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
-        let wanted = id.clone();
+        let requested_name = id.clone();
         let found = connected.client.call(CREATE_TIMEOUT, |docker| async move {
-            docker.start_container(&wanted, None).await?;
-            docker.inspect_container(&wanted, None).await
+            docker.start_container(&requested_name, None).await?;
+            docker.inspect_container(&requested_name, None).await
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
-        let enforced = verified::verify_container(self.kind, plan, (user, brought), &found)?;
-        let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
+        let enforced = verification::verify_container(self.kind, plan, (user, brought), &found)?;
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
         let started = start_time(&found);
         let made = StartedContainer { id, user, enforced, started };
         let mut backend = self.command_backend(connected.clone(), plan, &made);
@@ -251,9 +251,9 @@ impl ContainerSandboxes {
         &'a self,
         placed: &'a [BindMountPair],
         image: &'a ImageProperties,
-    ) -> verified::HostFileSet<'a> {
+    ) -> verification::HostFileSet<'a> {
         let ContainerSettings { launcher, accounts, .. } = &self.settings;
-        verified::HostFileSet { launcher, accounts, placed, image }
+        verification::HostFileSet { launcher, accounts, placed, image }
     }
 
     /// Returns the mounts that replace the image's own files in each container: its user files, and
@@ -275,9 +275,9 @@ impl ContainerSandboxes {
         let workspace = look_at("workspace", &plan.workspace)?;
         let (home, launcher) = (look_at("home", &plan.home)?, look_at("launcher", &self.settings.launcher)?);
         let objects = vec![
-            mounted::record_host_file(&plan.workspace, INSIDE_WORKSPACE, &workspace),
-            mounted::record_host_file(&plan.home, INSIDE_HOME, &home),
-            mounted::record_host_file(&self.settings.launcher, LAUNCHER_PATH, &launcher),
+            mount_check::record_host_file(&plan.workspace, INSIDE_WORKSPACE, &workspace),
+            mount_check::record_host_file(&plan.home, INSIDE_HOME, &home),
+            mount_check::record_host_file(&self.settings.launcher, LAUNCHER_PATH, &launcher),
         ];
         demand_own("workspace", &plan.workspace, &workspace)?;
         demand_own("home", &plan.home, &home)?;
@@ -299,9 +299,9 @@ impl ContainerSandboxes {
             user: made.user.to_string(),
             enforced: made.enforced.clone(),
             profile: plan.profile.clone(),
-            has_walls: true,
+            has_isolation: true,
             resolver: self.resolver.clone(),
-            gone: watch::Sender::new(false),
+            has_ended: watch::Sender::new(false),
         }
     }
 
@@ -368,9 +368,10 @@ impl SandboxProvider for ContainerSandboxes {
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.demand_possible(plan)?;
         let connected = self.connect_engine()?;
-        let wanted = container_name(&plan.id);
-        let found =
-            connected.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&wanted, None).await });
+        let requested_name = container_name(&plan.id);
+        let found = connected
+            .client
+            .call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&requested_name, None).await });
         let found = match found {
             Ok(found) if is_ours(&found, plan, &self.settings.owner) && is_running(&found) => found,
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
@@ -381,13 +382,13 @@ impl SandboxProvider for ContainerSandboxes {
         let facts = images::image_properties(&connected.client, image)?;
         let placed = self.placed_files(user, &facts, &plan.id)?;
         let enforced =
-            verified::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
+            verification::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
         sessions::demand_own(&connected.client, user, &found)?;
-        let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
         let made = StartedContainer { started: start_time(&found), id: found.id.unwrap_or_default(), user, enforced };
         let mut backend = self.command_backend(connected, plan, &made);
-        backend.look_inside_again(plan, &expected, is_paused)?;
+        backend.recheck_container(plan, &expected, is_paused)?;
         Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
     }
 

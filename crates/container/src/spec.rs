@@ -193,9 +193,9 @@ fn temporary_dirs(temp_bytes: u64, around: ContainerContext<'_>) -> HashMap<Stri
 /// Returns every limit that an engine would otherwise choose, and perhaps may not set. None exceeds
 /// this process's own limit, or that of an engine that was started with low limits.
 fn resource_limits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
-    let of = |name: &str, resource: Resource, wanted: Option<u64>| {
+    let of = |name: &str, resource: Resource, requested_limit: Option<u64>| {
         let own = getrlimit(resource).maximum;
-        let amount = wanted.into_iter().chain(own).min().map_or(-1, saturating_signed);
+        let amount = requested_limit.into_iter().chain(own).min().map_or(-1, saturating_signed);
         ResourcesUlimits { name: Some(name.to_owned()), soft: Some(amount), hard: Some(amount) }
     };
     vec![

@@ -199,11 +199,11 @@ fn streams_pass_whole_and_bounded() {
     let mut stdin = child.stdin.take().unwrap();
     let text = sent.clone();
     let writer = std::thread::spawn(move || stdin.write_all(&text).unwrap());
-    let got = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    assert_eq!(got.status.code(), Some(5), "{}", String::from_utf8_lossy(&got.stderr));
-    assert!(got.stdout == sent, "{} of {} bytes", got.stdout.len(), sent.len());
-    assert_eq!(String::from_utf8_lossy(&got.stderr), "errors\n");
+    assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout == sent, "{} of {} bytes", output.stdout.len(), sent.len());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "errors\n");
 
     // Who reads no more ends who writes, as with a pipe.
     let mut endless = engine.one_command(&plan, "inherit", "yes; echo $? > ended");
@@ -276,14 +276,15 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
     engine.sandboxes().clear(&unknown).unwrap();
     assert_eq!(engine.containers().len(), 1, "nobody else's is removed");
 
-    let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+    let (sandbox, event_receiver) =
+        begun(&plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     // The command whose stream was lost has ended, and all of it.
     let deadline = std::time::Instant::now() + PATIENCE;
     while engine.processes(&plan).len() > 1 {
         assert!(std::time::Instant::now() < deadline, "{:?}", engine.processes(&plan));
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    let place = Place { top, plan, sandbox, told };
+    let place = Place { top, plan, sandbox, event_receiver };
     assert_eq!(place.run("echo again").ok(), "again\n");
 
     place.sandbox.pause().unwrap();
@@ -360,8 +361,8 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     assert_eq!(ran.report.layers["container-filter"].state, LayerState::Absent);
     assert!(place.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
 
-    let left = restricted("setsid sleep 4321 & sleep 4321 & echo begun");
-    assert_eq!(place.run_plan(&left).ok(), "begun\n");
+    let leftovers = restricted("setsid sleep 4321 & sleep 4321 & echo begun");
+    assert_eq!(place.run_plan(&leftovers).ok(), "begun\n");
     let listed = place.run_plan(&restricted("ps")).ok();
     assert!(!listed.contains("sleep"), "{listed}");
     let (mut attempt, events) = place.begin(&restricted("sleep 4321"), CAPTURE, false).unwrap();
@@ -378,10 +379,10 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
 fn an_images_health_check_does_not_run() {
     let Some(engine) = Engine::docker() else { return };
     let image = engine.image();
-    let told = |words: &[&str]| String::from_utf8(engine.command(words).stdout).unwrap().trim().to_owned();
-    let container = told(&["create", image.as_str(), "/bin/sleep", "30"]);
+    let run_engine = |words: &[&str]| String::from_utf8(engine.command(words).stdout).unwrap().trim().to_owned();
+    let container = run_engine(&["create", image.as_str(), "/bin/sleep", "30"]);
     let checks = "HEALTHCHECK --interval=1s CMD echo x > /workspace/planted";
-    let checked = told(&["commit", "--change", checks, &container]);
+    let checked = run_engine(&["commit", "--change", checks, &container]);
     engine.command(&["rm", &container]);
     let checked = || checked.parse().unwrap();
 
@@ -391,7 +392,7 @@ fn an_images_health_check_does_not_run() {
 
     // Without Stockade it does.
     let at = format!("{}:/workspace", place.plan.workspace.display());
-    let bare = told(&["run", "-d", "--network=none", "-v", &at, checked().as_str(), "/bin/sleep", "30"]);
+    let bare = run_engine(&["run", "-d", "--network=none", "-v", &at, checked().as_str(), "/bin/sleep", "30"]);
     std::thread::sleep(std::time::Duration::from_secs(4));
     engine.command(&["rm", "-f", &bare]);
     assert!(place.plan.workspace.join("planted").exists(), "the control");
@@ -440,7 +441,7 @@ fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
     let own = exact_words(&engine, &name);
     let other = engine.image_with(&["LABEL of=another"]);
     let image = engine.image();
-    let again = |more: &[&str], image: &str, program: &[&str]| {
+    let replace_container = |more: &[&str], image: &str, program: &[&str]| {
         engine.command(&["rm", "-f", &name]);
         let mut words: Vec<&str> = vec!["run", "-d"];
         words.extend(own.iter().map(String::as_str));
@@ -451,7 +452,7 @@ fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
         assert!(made.status.success(), "{more:?} {made:?}");
     };
     let program = ["inside", "hold"];
-    again(&[], image.as_str(), &program);
+    replace_container(&[], image.as_str(), &program);
     assert!(adopt().is_ok(), "the control: made by hand, in every thing the same: {:?}", adopt());
     for more in [
         &["-v", "/etc:/srv:ro"][..],
@@ -475,12 +476,12 @@ fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
         &["--memory=1g", "--memory-swap=1g"],
         &["--oom-kill-disable"],
     ] {
-        again(more, image.as_str(), &program);
+        replace_container(more, image.as_str(), &program);
         assert!(adopt().is_err(), "{more:?}");
     }
-    again(&[], other.as_str(), &program);
+    replace_container(&[], other.as_str(), &program);
     assert!(adopt().unwrap_err().to_string().contains("image"), "another image");
-    again(&[], image.as_str(), &["inside", "serve"]);
+    replace_container(&[], image.as_str(), &["inside", "serve"]);
     assert!(adopt().is_err(), "another program");
     engine.command(&["rm", "-f", &name]);
 }
@@ -612,8 +613,8 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
             change(plan);
         });
         assert!(refused.is_err());
-        let left = of_runtime();
-        assert!(left.is_empty(), "{left:?}");
+        let leftovers = of_runtime();
+        assert!(leftovers.is_empty(), "{leftovers:?}");
     }
     // The control.
     let place = Place::with(&engine, |plan| {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use stockade_backend_api::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
 use stockade_model::{DeniedOperation, LayerState};
-use support::{Engine, Place, begun, inside};
+use support::{Engine, Place, begun, inside, process_limit};
 
 #[test]
 fn a_command_runs_within_the_walls_and_all_of_it_goes() {
@@ -39,7 +39,8 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
 
     place.sandbox.pause().unwrap();
     place.sandbox.resume().unwrap();
-    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+    let (sandbox, _event_receiver) =
+        begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     assert_eq!(place.run("echo on").ok(), "on\n");
     let used = sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.is_some(), "{used:?}");
@@ -84,7 +85,7 @@ fn additions_of_the_engines_configuration_are_refused() {
             "--rm",
             "--network=none",
             "--ulimit=nofile=1024:1024",
-            "--ulimit=nproc=1024:1024",
+            &process_limit(),
             engine.image().as_str(),
             "/bin/sh",
             "-c",

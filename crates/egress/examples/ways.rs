@@ -40,10 +40,10 @@ fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
         let mut head = [0; 9];
         stream.read_exact(&mut head)?;
         let [kind, count @ ..] = head;
-        let mut left = u64::from_be_bytes(count);
-        while left > 0 {
-            let piece = usize::try_from(left).unwrap_or(BUFFER).min(BUFFER);
-            left -= match kind {
+        let mut remaining = u64::from_be_bytes(count);
+        while remaining > 0 {
+            let piece = usize::try_from(remaining).unwrap_or(BUFFER).min(BUFFER);
+            remaining -= match kind {
                 DOWN => stream.write(&buffer[..piece])?,
                 _ => match stream.read(&mut buffer[..piece])? {
                     0 => return Ok(()),
@@ -100,7 +100,7 @@ enum Way {
     Connect(u16, String),
 }
 
-fn door(server: u16) -> Way {
+fn start_proxy_route(server: u16) -> Way {
     let world = World::new(Options { names: vec![(NAME, "127.0.0.1")], ..Options::default() });
     Way::Door(Box::new(world), format!("{NAME}:{server}"))
 }
@@ -110,7 +110,7 @@ impl Way {
         match text.split_once(':') {
             Some(("relay", port)) => Self::Direct(port.parse().unwrap()),
             Some(("connect", port)) => Self::Connect(port.parse().unwrap(), format!("localhost:{server}")),
-            _ if text == "door" => door(server),
+            _ if text == "door" => start_proxy_route(server),
             _ => Self::Direct(server),
         }
     }
@@ -143,9 +143,9 @@ impl Way {
         let mut buffer = vec![0; BUFFER];
         let start = Instant::now();
         ask(&mut stream, DOWN, mib << 20);
-        let mut left = mib << 20;
-        while left > 0 {
-            left -= stream.read(&mut buffer).unwrap() as u64;
+        let mut remaining = mib << 20;
+        while remaining > 0 {
+            remaining -= stream.read(&mut buffer).unwrap() as u64;
         }
         mib as f64 / start.elapsed().as_secs_f64()
     }
@@ -178,15 +178,15 @@ impl Way {
     }
 }
 
-fn measure(way: &Way, mib: u64, connects: usize) {
-    way.connects(connects / 10);
+fn measure(route: &Way, mib: u64, connects: usize) {
+    route.connects(connects / 10);
     let start = Instant::now();
-    let took = way.connects(connects);
+    let took = route.connects(connects);
     let per_second = connects as f64 / start.elapsed().as_secs_f64();
     println!(
         r#"{{"down_mib_s": {:.0}, "up_mib_s": {:.0}, "connects_s": {per_second:.0}, "p50_us": {:.0}, "p99_us": {:.0}}}"#,
-        way.down(mib),
-        way.up(mib),
+        route.down(mib),
+        route.up(mib),
         took[connects / 2],
         took[connects * 99 / 100]
     );
@@ -199,15 +199,15 @@ fn resident_kib() -> u64 {
 }
 
 /// Many doors, each with one client that takes its share at the same time.
-fn doors(server: u16, count: usize, mib: u64) {
+fn measure_many_proxies(server: u16, count: usize, mib: u64) {
     let before = resident_kib();
-    let all: Vec<Way> = (0..count).map(|_| door(server)).collect();
+    let all: Vec<Way> = (0..count).map(|_| start_proxy_route(server)).collect();
     let idle = (resident_kib() - before) / count as u64;
     let share = mib / count as u64;
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for way in &all {
-            scope.spawn(move || way.down(share));
+        for route in &all {
+            scope.spawn(move || route.down(share));
         }
     });
     let rate = (share * count as u64) as f64 / start.elapsed().as_secs_f64();
@@ -224,7 +224,7 @@ fn main() {
             let port = u16::try_from(number(1)).unwrap();
             measure(&Way::parse(&args[2], port), number(3), number(4) as usize);
         }
-        "doors" => doors(u16::try_from(number(1)).unwrap(), number(2) as usize, number(3)),
+        "doors" => measure_many_proxies(u16::try_from(number(1)).unwrap(), number(2) as usize, number(3)),
         other => panic!("serve, relay, measure or doors, not {other}"),
     }
 }

@@ -16,8 +16,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::accept::accept_next;
+use crate::ports::EgressNamespace;
 use crate::relay::break_off;
-use crate::seam::EgressNamespace;
 
 /// Most listeners at once. The one that was unused longest is closed first.
 const LISTENERS_MAX: usize = 256;
@@ -187,11 +187,11 @@ impl SandboxListenerState {
         self.expected.retain(|_, sender| !sender.is_closed());
         let nobody_comes = self.open == 0;
         self.orphans.retain(|(_, stream, since)| {
-            let keep = !nobody_comes && since.elapsed() < CLAIM_TIMEOUT;
-            if !keep {
+            let is_claimable = !nobody_comes && since.elapsed() < CLAIM_TIMEOUT;
+            if !is_claimable {
                 break_off(stream);
             }
-            keep
+            is_claimable
         });
     }
 }

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::seam::{NameLookupError, NameResolver};
+use crate::ports::{NameLookupError, NameResolver};
 use crate::upstream;
 
 /// Time-out for resolving a name.

@@ -14,7 +14,7 @@ use stockade_model::{
 };
 
 use crate::limits::TrafficDirection;
-use crate::seam::{EgressCaller, EgressEvent};
+use crate::ports::{EgressCaller, EgressEvent};
 
 /// Most different refusals that are reported; the rest are counted together.
 const DENIALS_MAX: usize = 1024;
@@ -37,7 +37,7 @@ impl EgressEventSink {
         &self,
         operation: DeniedOperation,
         object: String,
-        who: &EgressCaller,
+        caller: &EgressCaller,
         rule: &str,
         grant: Option<Grant>,
     ) {
@@ -45,8 +45,8 @@ impl EgressEventSink {
         let denial = Denial {
             operation,
             object: object.clone(),
-            pid: who.pid,
-            program: who.program.clone(),
+            pid: caller.pid,
+            program: caller.program.clone(),
             layer: if operation == DeniedOperation::Limit { DenialLayer::Limits } else { DenialLayer::Network },
             rule: rule.to_owned(),
             grant,
@@ -101,10 +101,15 @@ pub(crate) struct ConnectionRecorder {
 }
 
 impl ConnectionRecorder {
-    pub(crate) fn new(events: &Arc<EgressEventSink>, who: &EgressCaller, target: &NetworkTarget, rule: &str) -> Self {
+    pub(crate) fn new(
+        events: &Arc<EgressEventSink>,
+        caller: &EgressCaller,
+        target: &NetworkTarget,
+        rule: &str,
+    ) -> Self {
         let record = ConnectionRecord {
-            pid: who.pid,
-            program: who.program.clone(),
+            pid: caller.pid,
+            program: caller.program.clone(),
             target: target.clone(),
             address: None,
             rule: rule.to_owned(),

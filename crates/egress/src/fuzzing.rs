@@ -7,10 +7,10 @@ use rustls::server::Acceptor;
 use stockade_model::{Host, InspectionRules, NetworkTarget, RequestPattern, RequestRuling};
 
 use crate::dns::message::{DnsQuestion, pointer_to};
-use crate::edge::{PeerMasks, StreamKind, StreamMask};
 use crate::hello::{self, ClientHello, FirstBytesKind};
 use crate::http::direct;
 use crate::http::head::{RequestHead, ResponseHead, check_trailer, end_of_head, field_values};
+use crate::interception::{PeerMasks, StreamKind, StreamMask};
 use crate::proxy::socks;
 
 fn fuzz_target() -> NetworkTarget {
@@ -103,8 +103,8 @@ pub fn check_rule_path(bytes: &[u8]) {
 /// Checks a SOCKS request: it is parsed when it is complete and not before, and its host has
 /// exactly one spelling.
 pub fn check_socks_request(bytes: &[u8]) {
-    if let Ok(Some((target, taken))) = socks::parse_request(bytes) {
-        assert!((0..taken).all(|length| socks::parse_request(&bytes[..length]) == Ok(None)));
+    if let Ok(Some((target, request_length))) = socks::parse_request(bytes) {
+        assert!((0..request_length).all(|length| socks::parse_request(&bytes[..length]) == Ok(None)));
         assert_eq!(target.to_string().parse().as_ref(), Ok(&target));
     }
 }
@@ -133,15 +133,15 @@ pub fn check_client_hello(bytes: &[u8]) {
     }
 }
 
-fn assert_same_name(seen: &FirstBytesKind, taken: Option<&str>) {
+fn assert_same_name(seen: &FirstBytesKind, other_name: Option<&str>) {
     match seen {
         FirstBytesKind::Malformed(_) => {}
         FirstBytesKind::Hello(ClientHello { server_name, .. }) => {
             let plain = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
             let ours = server_name.as_ref().map(|name| plain(&String::from_utf8_lossy(name)));
             // The other parser drops a name that is no host name; it is refused later here.
-            let is_dropped = taken.is_none() && ours.is_some();
-            assert!(is_dropped || ours == taken.map(plain), "{ours:?} {taken:?}");
+            let is_dropped = other_name.is_none() && ours.is_some();
+            assert!(is_dropped || ours == other_name.map(plain), "{ours:?} {other_name:?}");
         }
         FirstBytesKind::Other | FirstBytesKind::Incomplete => panic!("a server takes it, and we saw {seen:?}"),
     }

@@ -70,14 +70,14 @@ fn join_handshake_message(mut bytes: &[u8]) -> Result<Vec<u8>, Option<&'static s
         }
         message.extend_from_slice(&rest[..length.min(rest.len())]);
         if let [kind, a, b, c, body @ ..] = message.as_slice() {
-            let wanted = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+            let body_length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
             if *kind != CLIENT_HELLO {
                 return Err(Some("the first message is no client hello"));
             }
-            if wanted > MAX_HELLO_BYTES {
+            if body_length > MAX_HELLO_BYTES {
                 return Err(Some("the client hello is too long"));
             }
-            if let Some(body) = body.get(..wanted) {
+            if let Some(body) = body.get(..body_length) {
                 return Ok(body.to_vec());
             }
         }
@@ -90,9 +90,9 @@ struct HelloCursor<'a>(&'a [u8]);
 
 impl<'a> HelloCursor<'a> {
     fn take_bytes(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
+        let (prefix, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
-        Some(taken)
+        Some(prefix)
     }
     fn take_u8(&mut self) -> Option<usize> {
         self.take_bytes(1).map(|b| usize::from(b[0]))

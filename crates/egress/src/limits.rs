@@ -114,8 +114,8 @@ impl TrafficMeter {
         let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(TokenBucket::new(rate, capacity)));
         let per_minute = limits.requests_per_minute;
         let slowest = [limits.up_bytes_per_second, limits.down_bytes_per_second].into_iter().flatten().min();
-        let kept = (descriptors / RESERVED_DIVISOR).max(RESERVED_DESCRIPTORS_MIN);
-        let possible = (descriptors.saturating_sub(kept) / DESCRIPTORS_PER_CONNECTION).max(8);
+        let reserved_descriptors = (descriptors / RESERVED_DIVISOR).max(RESERVED_DESCRIPTORS_MIN);
+        let possible = (descriptors.saturating_sub(reserved_descriptors) / DESCRIPTORS_PER_CONNECTION).max(8);
         Self {
             requests: per_minute.map(|n| {
                 let mut bucket = TokenBucket::new(1, n);

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stockade_model::{Host, HostName, NetworkTarget};
 
-use crate::seam::{EgressDestination, ProxyService};
+use crate::ports::{EgressDestination, ProxyService};
 
 /// Own address of the egress proxy. Its proxies listen there, and it makes resolvers believe that
 /// IPv4 works. Second address of the block for benchmarks (RFC 2544), which is not routed.
@@ -147,8 +147,8 @@ mod tests {
             (IpAddr::V4(other.v4), 22, "a.b"),
             ("8.8.8.8".parse().unwrap(), 53, "8.8.8.8"),
         ] {
-            let wanted = NetworkTarget { host: host.parse().unwrap(), port };
-            assert_eq!(names.resolve_destination((address, port).into()), EgressDestination::Target(wanted));
+            let expected_target = NetworkTarget { host: host.parse().unwrap(), port };
+            assert_eq!(names.resolve_destination((address, port).into()), EgressDestination::Target(expected_target));
         }
     }
 
@@ -168,8 +168,8 @@ mod tests {
     fn the_table_is_bounded() {
         let names = HostNameTable::new();
         for n in 0..NAMES_MAX {
-            let given = names.assign_addresses(&name(&format!("n{n}.test"))).unwrap();
-            assert!(is_ours(given.v4.into()));
+            let addresses = names.assign_addresses(&name(&format!("n{n}.test"))).unwrap();
+            assert!(is_ours(addresses.v4.into()));
         }
         assert_eq!(names.assign_addresses(&name("one.more")), None);
         assert!(names.assign_addresses(&name("n7.test")).is_some());

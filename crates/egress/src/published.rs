@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::accept::accept_next;
-use crate::door::ProxyShared;
+use crate::egress_proxy::ProxyShared;
 use crate::events::ByteCounts;
+use crate::ports::EgressNamespace;
 use crate::relay::{FirstLineDecision, RelayContext, break_off, set_tcp_options};
-use crate::seam::EgressNamespace;
 
 /// Time-out for a program in the sandbox to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,10 +47,10 @@ async fn forward_connection(shared: Arc<ProxyShared>, outside: TcpStream, port: 
     set_tcp_options(&inside);
     set_tcp_options(&outside);
     let counts = ByteCounts::default();
-    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
+    let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
     // A reset is passed to the other side; no other report is needed.
-    let speaking = shared.speakers.start_guard();
-    let _ = way.relay_streams(&inside, &outside, Vec::new(), |_| FirstLineDecision::Done, Some(speaking)).await;
+    let speaking = shared.drain_tracker.start_guard();
+    let _ = context.relay_streams(&inside, &outside, Vec::new(), |_| FirstLineDecision::Done, Some(speaking)).await;
 }
 
 async fn dial_inside(namespace: &Arc<dyn EgressNamespace>, port: u16) -> io::Result<TcpStream> {

@@ -13,10 +13,10 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::edge::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
+use crate::drain_guard::DrainGuard;
 use crate::events::ByteCounts;
+use crate::interception::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
 use crate::limits::{EgressLimitReached, TrafficDirection, TrafficMeter};
-use crate::speakers::DrainGuard;
 
 /// Bytes of one buffer.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -50,7 +50,7 @@ pub(crate) enum RelayError {
 #[derive(Debug, Default)]
 pub(crate) struct RelayBuffers {
     free: Mutex<Vec<Vec<u8>>>,
-    lent: AtomicUsize,
+    borrowed_count: AtomicUsize,
 }
 
 /// Borrowed buffer; returned when dropped.
@@ -61,7 +61,7 @@ struct BorrowedBuffer<'a> {
 
 impl RelayBuffers {
     fn borrow_buffer(&self) -> BorrowedBuffer<'_> {
-        let bytes = if self.lent.fetch_add(1, Ordering::Relaxed) < FULL_BUFFERS_MAX {
+        let bytes = if self.borrowed_count.fetch_add(1, Ordering::Relaxed) < FULL_BUFFERS_MAX {
             let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
             free.unwrap_or_else(|| vec![0; BUFFER_BYTES])
         } else {
@@ -73,7 +73,7 @@ impl RelayBuffers {
 
 impl Drop for BorrowedBuffer<'_> {
     fn drop(&mut self) {
-        self.from.lent.fetch_sub(1, Ordering::Relaxed);
+        self.from.borrowed_count.fetch_sub(1, Ordering::Relaxed);
         let mut free = self.from.free.lock().unwrap_or_else(PoisonError::into_inner);
         if self.bytes.len() == BUFFER_BYTES && free.len() < FREE_BUFFERS_MAX {
             free.push(std::mem::take(&mut self.bytes));
@@ -169,9 +169,9 @@ impl RelayContext<'_> {
             } else {
                 from.readable().await?;
             }
-            let mut lent = self.buffers.borrow_buffer();
-            let chunk = self.meter.chunk_bytes().min(lent.bytes.len());
-            let buffer = &mut lent.bytes[..chunk];
+            let mut borrowed_buffer = self.buffers.borrow_buffer();
+            let chunk = self.meter.chunk_bytes().min(borrowed_buffer.bytes.len());
+            let buffer = &mut borrowed_buffer.bytes[..chunk];
             loop {
                 match from.try_read(buffer) {
                     Ok(0) => {
@@ -211,7 +211,7 @@ impl RelayContext<'_> {
         speaking: Option<DrainGuard>,
     ) -> Result<(), RelayError> {
         let up = async {
-            let _until_all_is_said = speaking;
+            let _drain_guard = speaking;
             self.relay_watched(inside, outside, first, check).await?;
             self.copy_direction(inside, outside, TrafficDirection::Up).await
         };
@@ -220,11 +220,11 @@ impl RelayContext<'_> {
         // A side that has sent everything may still reset, which no read would report.
         let ended = tokio::select! {
             ended = &mut up => match ended {
-                Ok(()) => tokio::select! { biased; ended = &mut down => ended, gone = broke_off(inside) => Err(gone) },
+                Ok(()) => tokio::select! { biased; ended = &mut down => ended, reset_error = broke_off(inside) => Err(reset_error) },
                 broken => broken,
             },
             ended = &mut down => match ended {
-                Ok(()) => tokio::select! { biased; ended = &mut up => ended, gone = broke_off(outside) => Err(gone) },
+                Ok(()) => tokio::select! { biased; ended = &mut up => ended, reset_error = broke_off(outside) => Err(reset_error) },
                 broken => broken,
             },
         };
@@ -239,18 +239,18 @@ impl RelayContext<'_> {
         &self,
         inside: &TcpStream,
         outside: &TcpStream,
-        mut said: Vec<u8>,
+        mut first_bytes: Vec<u8>,
         check: impl Fn(&[u8]) -> FirstLineDecision,
     ) -> Result<(), RelayError> {
         let mut sent = 0;
         loop {
-            let watch = check(&said);
+            let watch = check(&first_bytes);
             if let FirstLineDecision::Refuse(rule) = watch {
                 return Err(RelayError::Rule(rule));
             }
-            self.check_and_count(TrafficDirection::Up, &said[sent..]).await?;
-            write_all(outside, &said[sent..]).await?;
-            sent = said.len();
+            self.check_and_count(TrafficDirection::Up, &first_bytes[sent..]).await?;
+            write_all(outside, &first_bytes[sent..]).await?;
+            sent = first_bytes.len();
             if watch == FirstLineDecision::Done {
                 return Ok(());
             }
@@ -259,7 +259,7 @@ impl RelayContext<'_> {
             match inside.try_read(&mut bytes) {
                 // The pump finds the end again.
                 Ok(0) => return Ok(()),
-                Ok(count) => said.extend_from_slice(&bytes[..count]),
+                Ok(count) => first_bytes.extend_from_slice(&bytes[..count]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
             }

@@ -11,17 +11,17 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
 use crate::dial::{DialError, OutgoingConnection};
-use crate::door::ProxyShared;
-use crate::edge::{ConnectionGuard, SecretLeak};
+use crate::drain_guard::DrainGuard;
+use crate::egress_proxy::ProxyShared;
 use crate::events::ConnectionRecorder;
 use crate::http::direct;
 use crate::http::exchange::HttpPeer;
 use crate::http::stream::HttpReader;
+use crate::interception::{ConnectionGuard, SecretLeak};
 use crate::limits::{ConnectionSlot, EgressLimitReached};
+use crate::ports::EgressCaller;
 use crate::relay::{FirstLineDecision, RelayContext, RelayError, break_off, set_tcp_options};
-use crate::seam::EgressCaller;
 use crate::sniff::{FirstBytesDecision, UNREADABLE_REFUSAL, examine_first_bytes, examine_first_line};
-use crate::speakers::DrainGuard;
 use crate::tls;
 
 /// First byte of a TLS record.
@@ -35,7 +35,7 @@ const FIRST_LINE_TIMEOUT: Duration = Duration::from_millis(50);
 pub(crate) struct EgressSession {
     pub(crate) shared: Arc<ProxyShared>,
     pub(crate) target: NetworkTarget,
-    pub(crate) who: EgressCaller,
+    pub(crate) caller: EgressCaller,
     pub(crate) recorder: ConnectionRecorder,
     /// Present until the program has sent everything.
     pub(crate) speaking: Option<DrainGuard>,
@@ -44,7 +44,7 @@ pub(crate) struct EgressSession {
 
 impl EgressSession {
     fn report_denial(&self, operation: DeniedOperation, rule: &str, grant: Option<Grant>) {
-        self.shared.events.report_denial(operation, self.target.to_string(), &self.who, rule, grant);
+        self.shared.events.report_denial(operation, self.target.to_string(), &self.caller, rule, grant);
     }
 
     /// Records that dialling failed.
@@ -70,7 +70,7 @@ impl EgressSession {
         self.recorder.set_remote_address(address, note);
         set_tcp_options(&inside);
         set_tcp_options(&outside);
-        if self.shared.lead.is_some() {
+        if self.shared.connector.is_some() {
             return self.carry_unseen(inside, held, outside).await;
         }
         let (first, held) = match self.read_first_bytes(&inside, &outside, held).await {
@@ -107,24 +107,24 @@ impl EgressSession {
             _ => ConnectionGuard::new(&self.shared.edge.secrets, &self.target, false),
         };
         let guard = guard.as_ref();
-        let way = RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };
+        let context = RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };
         let is_open = first == FirstBytesDecision::Undecided && !held.is_empty();
         let speaking = self.speaking.take();
         let is_counted = self.is_counted();
-        let check = |said: &[u8]| {
-            if is_open { examine_first_line(said, &self.target, is_counted) } else { FirstLineDecision::Done }
+        let check = |first_bytes: &[u8]| {
+            if is_open { examine_first_line(first_bytes, &self.target, is_counted) } else { FirstLineDecision::Done }
         };
-        let ended = way.relay_streams(&inside, &outside, held, check, speaking).await;
+        let ended = context.relay_streams(&inside, &outside, held, check, speaking).await;
         self.record_end(ended);
     }
 
     /// Carries a connection that another egress proxy checks.
     async fn carry_unseen(mut self, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
         let counts = Arc::clone(&self.recorder.counts);
-        let way =
+        let context =
             RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
         let speaking = self.speaking.take();
-        let ended = way.relay_streams(&inside, &outside, held, |_| FirstLineDecision::Done, speaking).await;
+        let ended = context.relay_streams(&inside, &outside, held, |_| FirstLineDecision::Done, speaking).await;
         self.record_end(ended);
     }
 
@@ -224,7 +224,7 @@ impl EgressSession {
                 self.record_refused(&rule);
             }
             Err(RelayError::Limit(reached)) => {
-                report_limit(&self.shared, &self.target, &self.who, reached);
+                report_limit(&self.shared, &self.target, &self.caller, reached);
                 self.recorder.finish(ConnectionEnd::Refused, Some(reached.to_string()));
             }
         }
@@ -235,10 +235,10 @@ impl EgressSession {
 pub(crate) fn report_limit(
     shared: &ProxyShared,
     target: &NetworkTarget,
-    who: &EgressCaller,
+    caller: &EgressCaller,
     reached: EgressLimitReached,
 ) {
-    shared.events.report_denial(DeniedOperation::Limit, target.to_string(), who, &reached.to_string(), None);
+    shared.events.report_denial(DeniedOperation::Limit, target.to_string(), caller, &reached.to_string(), None);
 }
 
 /// Resets the inner side, because its dialling failed after it was connected.

@@ -55,10 +55,10 @@ pub fn examine_first_bytes(
             None => FirstBytesDecision::Tls(hello),
             Some(name) => match &hello.server_name {
                 None => FirstBytesDecision::Refused(format!("a TLS client hello to {name} names no server")),
-                Some(asked) if is_same(asked, &target.host) => FirstBytesDecision::Tls(hello),
-                Some(asked) => {
-                    let asked = RawText::from(asked.as_slice()).to_escaped();
-                    FirstBytesDecision::Refused(format!("a TLS client hello to {name} asks for {asked}"))
+                Some(requested_name) if is_same(requested_name, &target.host) => FirstBytesDecision::Tls(hello),
+                Some(requested_name) => {
+                    let requested_name = RawText::from(requested_name.as_slice()).to_escaped();
+                    FirstBytesDecision::Refused(format!("a TLS client hello to {name} asks for {requested_name}"))
                 }
             },
         },
@@ -81,8 +81,8 @@ pub fn examine_first_bytes(
 
 /// Examines a first line whose pieces are forwarded as they arrive. If it becomes a request, it is
 /// too late to check it.
-pub fn examine_first_line(said: &[u8], target: &NetworkTarget, is_counted: bool) -> FirstLineDecision {
-    match examine_first_bytes(said, target, false, is_counted) {
+pub fn examine_first_line(first_bytes: &[u8], target: &NetworkTarget, is_counted: bool) -> FirstLineDecision {
+    match examine_first_bytes(first_bytes, target, false, is_counted) {
         FirstBytesDecision::Undecided => FirstLineDecision::More,
         FirstBytesDecision::Opaque => FirstLineDecision::Done,
         FirstBytesDecision::Http | FirstBytesDecision::Tls(_) => {
@@ -92,8 +92,11 @@ pub fn examine_first_line(said: &[u8], target: &NetworkTarget, is_counted: bool)
     }
 }
 
-fn is_same(asked: &[u8], host: &Host) -> bool {
-    std::str::from_utf8(asked).ok().and_then(|text| text.parse::<Host>().ok()).is_some_and(|asked| asked == *host)
+fn is_same(requested_name: &[u8], host: &Host) -> bool {
+    std::str::from_utf8(requested_name)
+        .ok()
+        .and_then(|text| text.parse::<Host>().ok())
+        .is_some_and(|requested_name| requested_name == *host)
 }
 
 enum FirstLineKind {

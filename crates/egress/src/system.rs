@@ -15,7 +15,7 @@ use hickory_resolver::net::NetError;
 use stockade_model::HostName;
 use tokio::runtime::Handle;
 
-use crate::seam::{NameLookupError, NameResolver};
+use crate::ports::{NameLookupError, NameResolver};
 
 /// Time-out for one name server, if `/etc/resolv.conf` permits more.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(4);

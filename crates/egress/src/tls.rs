@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
-use crate::edge::{InterceptionError, TlsInterceptor};
 use crate::http::direct;
 use crate::http::exchange::{HttpPeer, HttpRefusal};
 use crate::http::stream::HttpReader;
+use crate::interception::{InterceptionError, TlsInterceptor};
 use crate::session::EgressSession;
 
 /// Time-out for each side's handshake.

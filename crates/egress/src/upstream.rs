@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 use crate::dial::{DialError, OutgoingConnection, connect_first_reachable, look_up};
 use crate::http::head::{ResponseHead, end_of_head};
-use crate::seam::{NameResolver, is_localhost};
+use crate::ports::{NameResolver, is_localhost};
 
 /// Bytes of an answer that are examined together.
 const ANSWER_PEEK_BYTES: usize = 4 << 10;
@@ -57,11 +57,11 @@ pub(crate) async fn dial_through_proxy(
         why: format!("the proxy {proxy}: {error}"),
     };
     let (mut stream, address) = connect_first_reachable(&addresses, proxy.port).await.map_err(failed)?;
-    let asked = match upstream.kind {
+    let proxy_answer = match upstream.kind {
         UpstreamKind::Http => connect_http(&mut stream, credentials, target).await,
         UpstreamKind::Socks5 => connect_socks(&mut stream, credentials, target).await,
     };
-    match asked.map_err(failed)? {
+    match proxy_answer.map_err(failed)? {
         Ok(()) => Ok(OutgoingConnection { stream, address, note: Some(format!("through the proxy {proxy}")) }),
         Err((errno, why)) => Err(DialError::Failed { errno, why: format!("the proxy {proxy} {why}") }),
     }

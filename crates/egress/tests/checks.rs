@@ -16,26 +16,26 @@ use support::{Options, World, echo, is_reset, serve, wait_for};
 /// An origin that answers each request and keeps what it got.
 struct Origin {
     port: u16,
-    got: Arc<Mutex<Vec<u8>>>,
+    requests: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Origin {
     fn new(answer: &'static str) -> Self {
-        let got = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&got);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let byte_log = Arc::clone(&requests);
         let port = serve(move |mut stream| {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut buffer) {
-                kept.lock().unwrap().extend_from_slice(&buffer[..count]);
-                if kept.lock().unwrap().ends_with(b"\r\n\r\n") && stream.write_all(answer.as_bytes()).is_err() {
+                byte_log.lock().unwrap().extend_from_slice(&buffer[..count]);
+                if byte_log.lock().unwrap().ends_with(b"\r\n\r\n") && stream.write_all(answer.as_bytes()).is_err() {
                     return;
                 }
             }
         });
-        Self { port, got }
+        Self { port, requests }
     }
-    fn got(&self) -> String {
-        String::from_utf8(self.got.lock().unwrap().clone()).unwrap()
+    fn requests(&self) -> String {
+        String::from_utf8(self.requests.lock().unwrap().clone()).unwrap()
     }
 }
 
@@ -61,13 +61,13 @@ fn requests_for_the_name_pass_and_others_do_not() {
     let origin = Origin::new(OK);
     let answer = say(&world, origin.port, b"GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n");
     assert_eq!(answer, OK);
-    assert_eq!(origin.got(), "GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    assert_eq!(origin.requests(), "GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n");
     let two = b"GET /1 HTTP/1.1\r\nHost: a.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: b.test\r\n\r\n";
-    origin.got.lock().unwrap().clear();
+    origin.requests.lock().unwrap().clear();
     let answer = say(&world, origin.port, two);
     assert!(answer.starts_with(OK) && answer[OK.len()..].starts_with("HTTP/1.1 403"), "{answer}");
     assert!(answer.contains("a request on a connection to a.test"), "{answer}");
-    assert_eq!(origin.got(), "GET /1 HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    assert_eq!(origin.requests(), "GET /1 HTTP/1.1\r\nHost: a.test\r\n\r\n");
     wait_for(|| world.records().len() == 2);
     assert_eq!(world.records()[1].end, ConnectionEnd::Refused);
     assert_eq!(world.denials().len(), 1);
@@ -92,11 +92,11 @@ fn smuggled_requests_reach_nobody() {
         let answer = say(&world, origin.port, bad.as_bytes());
         assert!(answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.1 431"), "{bad:.80?} {answer}");
     }
-    assert_eq!(origin.got(), "");
+    assert_eq!(origin.requests(), "");
     let chunked =
         "POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloGET / HTTP/1.1\r\n\r\n";
     say(&world, origin.port, chunked.as_bytes());
-    assert!(!origin.got().contains("GET"), "{}", origin.got());
+    assert!(!origin.requests().contains("GET"), "{}", origin.requests());
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_request_in_pieces_is_a_request() {
         std::thread::sleep(Duration::from_millis(400));
     }
     assert!(is_reset(&mut stream));
-    assert!(!origin.got().contains("Host"), "{}", origin.got());
+    assert!(!origin.requests().contains("Host"), "{}", origin.requests());
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn misspelt_fields_reach_nobody() {
             assert!(answer.starts_with(b"HTTP/1.1 400"), "{field} {target} {}", answer.escape_ascii());
         }
     }
-    assert_eq!(origin.got(), "");
+    assert_eq!(origin.requests(), "");
 }
 
 /// By address as well, where requests are not held to a name, on one connection or many.
@@ -366,9 +366,9 @@ fn requests_to_an_address_are_counted_too() {
                 let mut stream = world.connect(&format!("127.0.0.1:{}", origin.port)).unwrap();
                 stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
                 stream.write_all(b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n").unwrap();
-                let mut said = Vec::new();
-                let _ = stream.read_to_end(&mut said);
-                String::from_utf8_lossy(&said).into_owned()
+                let mut answer_bytes = Vec::new();
+                let _ = stream.read_to_end(&mut answer_bytes);
+                String::from_utf8_lossy(&answer_bytes).into_owned()
             })
             .collect();
         assert_eq!(all.matches("200 OK").count(), passed, "{all}");

@@ -54,7 +54,7 @@ fn every_name_has_an_address_and_nobody_outside_is_asked() {
         assert_eq!(ask(world.dns, number, A).0, 3, "{number}");
     }
     assert_eq!(ask(world.dns, "x.localhost", A), (0, 1, vec![127, 0, 0, 1]));
-    assert!(world.table.asked.lock().unwrap().is_empty());
+    assert!(world.table.queries.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn of_names_that_may_be_reached_the_truth_is_told() {
     assert_eq!(ask(world.dns, "v6.test", AAAA).1, 1);
     assert_eq!(ask(world.dns, "none.test", A).0, 3);
     assert_eq!(ask(world.dns, "secret.other.test", A).0, 0);
-    assert_eq!(*world.table.asked.lock().unwrap(), ["v4.test", "v6.test", "none.test"]);
+    assert_eq!(*world.table.queries.lock().unwrap(), ["v4.test", "v6.test", "none.test"]);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn behind_a_proxy_only_what_is_reached_without_it_is_looked_up() {
     assert_eq!(ask(world.dns, "here.test", A).1, 1);
     assert_eq!(ask(world.dns, "gone.test", A).0, 3);
     assert_eq!(ask(world.dns, "far.test", A).1, 1);
-    assert_eq!(*world.table.asked.lock().unwrap(), ["here.test", "gone.test"]);
+    assert_eq!(*world.table.queries.lock().unwrap(), ["here.test", "gone.test"]);
 }
 
 #[test]

@@ -36,7 +36,7 @@ struct Scene {
     /// Says its pieces at once.
     speaker: u16,
     pieces: Pieces,
-    got: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
     _files: tempfile::TempDir,
 }
 
@@ -50,7 +50,7 @@ fn send(stream: &mut impl Write, pieces: &Pieces) {
 }
 
 /// Answers one request with the pieces and closes.
-fn answer(stream: &mut (impl Read + Write), pieces: &Pieces, got: &Mutex<Vec<String>>) {
+fn answer(stream: &mut (impl Read + Write), pieces: &Pieces, requests: &Mutex<Vec<String>>) {
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
@@ -59,21 +59,21 @@ fn answer(stream: &mut (impl Read + Write), pieces: &Pieces, got: &Mutex<Vec<Str
             _ => return,
         }
     }
-    got.lock().unwrap().push(String::from_utf8(head).unwrap());
+    requests.lock().unwrap().push(String::from_utf8(head).unwrap());
     send(stream, pieces);
 }
 
 fn scene() -> Scene {
-    let (pieces, got) = (Pieces::default(), Arc::new(Mutex::new(Vec::new())));
-    let sent = || (Arc::clone(&pieces), Arc::clone(&got));
-    let (own, kept) = sent();
+    let (pieces, requests) = (Pieces::default(), Arc::new(Mutex::new(Vec::new())));
+    let sent = || (Arc::clone(&pieces), Arc::clone(&requests));
+    let (own, request_log) = sent();
     let origin = Origin::serving(&["own.test", "other.test"], move |mut stream| {
-        answer(&mut stream, &own, &kept);
+        answer(&mut stream, &own, &request_log);
         stream.conn.send_close_notify();
         let _ = stream.flush();
     });
-    let (own, kept) = sent();
-    let plain = serve(move |mut stream| answer(&mut stream, &own, &kept));
+    let (own, request_log) = sent();
+    let plain = serve(move |mut stream| answer(&mut stream, &own, &request_log));
     let own = Arc::clone(&pieces);
     let speaker = serve(move |mut stream| send(&mut stream, &own));
     let files = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ fn scene() -> Scene {
             secret("basic", PASSWORD, &hosts, SecretKind::Basic),
         ];
     });
-    Scene { world, edge, origin, plain, speaker, pieces, got, _files: files }
+    Scene { world, edge, origin, plain, speaker, pieces, requests, _files: files }
 }
 
 fn whole(mut stream: impl Read) -> String {
@@ -133,12 +133,12 @@ impl Scene {
     }
 
     fn proxied(&self, host: &str, fields: &str) -> String {
-        let asked = self.world.door().connect_service_and_wait(
+        let connect_answer = self.world.egress_proxy().connect_service_and_wait(
             ProxyService::HttpProxy,
             (PROXY_ADDRESS_V4, 3128).into(),
             EgressCaller::default(),
         );
-        let mut stream = arrive(asked.unwrap());
+        let mut stream = arrive(connect_answer.unwrap());
         let host = format!("{host}:{}", self.plain);
         let fields = format!("Host: {host}\r\nConnection: close\r\n{fields}");
         stream.write_all(format!("GET http://{host}/ HTTP/1.1\r\n{fields}\r\n").as_bytes()).unwrap();
@@ -154,7 +154,7 @@ impl Scene {
     fn give(&self) {
         self.answers(&[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);
         assert!(self.tls("own.test", &self.bearer()).starts_with("HTTP/1.1 200"));
-        assert!(self.got.lock().unwrap().pop().unwrap().contains(TOKEN));
+        assert!(self.requests.lock().unwrap().pop().unwrap().contains(TOKEN));
     }
 }
 
@@ -224,7 +224,7 @@ fn play(name: &str, pieces: &[Vec<u8>]) {
     let control = read(&scene.tls("own.test", ""));
     assert!(name == "extension" || control.contains(TOKEN), "{name}: {control:.300}");
     let masked = control.replace(TOKEN, STARS);
-    for (way, answer) in [
+    for (transport, answer) in [
         ("given", scene.tls("own.test", &scene.bearer())),
         ("later", scene.tls("own.test", "")),
         ("clear", scene.clear("own.test", "")),
@@ -233,8 +233,8 @@ fn play(name: &str, pieces: &[Vec<u8>]) {
         ("other, clear", scene.clear("other.test", "")),
         ("other, proxied", scene.proxied("other.test", "")),
     ] {
-        assert!(!answer.contains(TOKEN), "{name}, {way}: {answer:.300}");
-        assert_eq!(read(&answer), masked, "{name}, {way}");
+        assert!(!answer.contains(TOKEN), "{name}, {transport}: {answer:.300}");
+        assert_eq!(read(&answer), masked, "{name}, {transport}");
     }
 }
 
@@ -256,13 +256,13 @@ fn other_protocols_do_not_bring_it_back_either() {
     // A connection from before, too.
     let slow = Arc::new(Mutex::new(false));
     let waits = Arc::clone(&slow);
-    let told = text.clone();
+    let payload = text.clone();
     let port = serve(move |mut stream: TcpStream| {
         stream.write_all(b"220 hello\r\n").unwrap();
         while !*waits.lock().unwrap() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        stream.write_all(told.as_bytes()).unwrap();
+        stream.write_all(payload.as_bytes()).unwrap();
     });
     let mut early = scene.world.connect(&format!("relay.test:{port}")).unwrap();
     early.read_exact(&mut [0; 11]).unwrap();
@@ -282,21 +282,21 @@ fn other_protocols_do_not_bring_it_back_either() {
 fn a_credential_is_masked_in_each_form_that_was_sent() {
     let scene = scene();
     let real = BASE64.encode(format!("me:{PASSWORD}").as_bytes());
-    let told = BASE64.encode(format!("me:{}", scene.placeholder("basic")).as_bytes());
+    let payload = BASE64.encode(format!("me:{}", scene.placeholder("basic")).as_bytes());
     let (front, back) = real.split_at(9);
     let (first, second) = PASSWORD.split_at(4);
     let length = real.len() + PASSWORD.len();
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{front}");
     scene.answers(&[head.as_bytes(), format!("{back}{first}").as_bytes(), second.as_bytes()]);
-    let answer = scene.tls("own.test", &format!("Authorization: Basic {told}\r\n"));
+    let answer = scene.tls("own.test", &format!("Authorization: Basic {payload}\r\n"));
     assert!(answer.ends_with(&format!("\r\n\r\n{}", "*".repeat(length))), "{answer}");
-    assert!(scene.got.lock().unwrap()[0].contains(&real));
+    assert!(scene.requests.lock().unwrap()[0].contains(&real));
     assert!(scene.clear("other.test", "").ends_with(&format!("\r\n\r\n{}", "*".repeat(length))));
     // As many forms as are looked for; one more is refused.
     scene.answers(&[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);
     let mut statuses = (0..80).map(|n| {
-        let told = BASE64.encode(format!("user{n}:{}", scene.placeholder("basic")).as_bytes());
-        scene.clear("own.test", &format!("Authorization: Basic {told}\r\n"))
+        let payload = BASE64.encode(format!("user{n}:{}", scene.placeholder("basic")).as_bytes());
+        scene.clear("own.test", &format!("Authorization: Basic {payload}\r\n"))
     });
     let refused = statuses.find(|answer| !answer.starts_with("HTTP/1.1 200")).unwrap();
     assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("different user names"), "{refused}");
@@ -308,8 +308,8 @@ fn what_comes_back_is_not_packed() {
     scene.give();
     scene.answers(&[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);
     scene.tls("own.test", "Accept-Encoding: gzip\r\n");
-    let got = scene.got.lock().unwrap().pop().unwrap();
-    assert!(got.contains("Accept-Encoding: identity\r\n") && !got.contains("gzip"), "{got}");
+    let request = scene.requests.lock().unwrap().pop().unwrap();
+    assert!(request.contains("Accept-Encoding: identity\r\n") && !request.contains("gzip"), "{request}");
 }
 
 /// How long it takes until so many bytes are there.

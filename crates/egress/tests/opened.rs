@@ -74,7 +74,7 @@ fn requests_that_rules_name_pass_and_others_do_not() {
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part), "{answer}");
         wait_for(|| scene.world.denials().iter().any(|denial| denial.rule.contains(part)));
     }
-    assert_eq!(scene.origin.got().len(), 3);
+    assert_eq!(scene.origin.requests().len(), 3);
     let shown = format!("DELETE https://{}/v1/x", scene.target);
     assert!(scene.world.denials().iter().any(|denial| denial.object.to_str() == Some(shown.as_str())));
     drop(client);
@@ -124,7 +124,7 @@ fn what_servers_read_in_different_ways_is_refused() {
         let _ = client.read_to_end(&mut answer);
         assert!(answer.starts_with(b"HTTP/1.1 400"), "{} {}", line.escape_ascii(), answer.escape_ascii());
     }
-    assert_eq!(scene.origin.got(), Vec::<String>::new());
+    assert_eq!(scene.origin.requests(), Vec::<String>::new());
     assert!(ask(&mut scene.client(), "GET /v1/%C3%A9 HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
 }
 
@@ -272,13 +272,13 @@ fn a_server_that_the_door_does_not_trust_is_not_spoken_to() {
     let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
     let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("no encrypted connection to api.test"), "{answer}");
-    assert!(stranger.got().is_empty());
+    assert!(stranger.requests().is_empty());
     // A certificate for another name.
     let stream = scene.world.connect(&format!("other.test:{}", scene.origin.port)).unwrap();
     let mut inside = client(stream, "other.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
     let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
-    assert!(scene.origin.got().is_empty());
+    assert!(scene.origin.requests().is_empty());
     wait_for(|| scene.world.records().iter().filter(|r| r.end == ConnectionEnd::Failed).count() == 2);
 }
 
@@ -292,20 +292,20 @@ fn addresses_tunnels_and_limits() {
     let request = format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", scene.origin.port);
     assert!(ask(&mut inside, &request).ends_with("fine"));
     // Through a tunnel of the proxy.
-    let door = scene.world.door();
-    let asked = door.connect_service_and_wait(
+    let egress_proxy = scene.world.egress_proxy();
+    let connect_answer = egress_proxy.connect_service_and_wait(
         ProxyService::HttpProxy,
         (PROXY_ADDRESS_V4, 3128).into(),
         EgressCaller::default(),
     );
-    let mut stream = arrive(asked.unwrap());
+    let mut stream = arrive(connect_answer.unwrap());
     let tunnel = ask(&mut stream, &format!("CONNECT {} HTTP/1.1\r\n\r\n", scene.target));
     assert!(tunnel.starts_with("HTTP/1.1 200"), "{tunnel}");
     let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
     let request = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
     assert!(ask(&mut inside, request).ends_with("fine"));
     assert!(ask(&mut inside, request).starts_with("HTTP/1.1 429"));
-    assert_eq!(scene.origin.got().len(), 2);
+    assert_eq!(scene.origin.requests().len(), 2);
 }
 
 #[test]
@@ -315,13 +315,13 @@ fn a_door_does_not_start_without_what_its_rules_need() {
         let mut rules = EgressRules::default();
         rules.inspect.hosts = vec!["a.test".parse().unwrap()];
         let other = EgressProxySetup {
-            lead: None,
+            connector: None,
             rules,
             names: Arc::default(),
             dns: None,
             edge: Arc::default(),
             namespace: Arc::clone(&setup.namespace),
-            judge: Arc::clone(&setup.judge),
+            policy: Arc::clone(&setup.policy),
             sink: Arc::clone(&setup.sink),
             resolver: Arc::clone(&setup.resolver),
         };

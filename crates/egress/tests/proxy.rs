@@ -28,8 +28,8 @@ fn scene() -> Scene {
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = stream.read(&mut buffer) {
             counter.fetch_add(1, Ordering::SeqCst);
-            let got = String::from_utf8_lossy(&buffer[..count]).replace("\r\n", "|");
-            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{got}", got.len());
+            let input = String::from_utf8_lossy(&buffer[..count]).replace("\r\n", "|");
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{input}", input.len());
             if stream.write_all(answer.as_bytes()).is_err() {
                 return;
             }
@@ -43,9 +43,13 @@ fn scene() -> Scene {
 impl Scene {
     fn open(&self, service: ProxyService) -> TcpStream {
         let port = if service == ProxyService::Socks { 1080 } else { 3128 };
-        let who = EgressCaller { pid: Some(9), program: None };
-        let stream =
-            arrive(self.world.door().connect_service_and_wait(service, (PROXY_ADDRESS_V4, port).into(), who).unwrap());
+        let caller = EgressCaller { pid: Some(9), program: None };
+        let stream = arrive(
+            self.world
+                .egress_proxy()
+                .connect_service_and_wait(service, (PROXY_ADDRESS_V4, port).into(), caller)
+                .unwrap(),
+        );
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         stream
     }
@@ -101,7 +105,7 @@ fn what_is_refused_says_host_port_and_grant() {
     assert!(answer.ends_with("denied.test:80 may not be reached: no entry of allow names it\nhint: it needs the grant `connect denied.test:80`\n"), "{answer}");
     let answer = scene.http("GET http://never.test/ HTTP/1.1\r\nHost: never.test\r\n\r\n");
     assert!(answer.ends_with("never.test:80 may not be reached: no entry of allow names it\n"), "{answer}");
-    assert!(scene.world.table.asked.lock().unwrap().is_empty(), "a refused name is not looked up");
+    assert!(scene.world.table.queries.lock().unwrap().is_empty(), "a refused name is not looked up");
     for (text, expected) in [
         ("GET http://evilallowed.test:PORT/ HTTP/1.1\r\nHost: evilallowed.test:PORT\r\n\r\n", 403),
         ("GET http://allowed.test.attacker.test:PORT/ HTTP/1.1\r\nHost: allowed.test.attacker.test:PORT\r\n\r\n", 403),
@@ -154,13 +158,13 @@ fn each_request_of_a_connection_is_decided() {
     let text = good.replace("PORT", &scene.port.to_string());
     let mut buffer = [0; 4096];
     stream.write_all(text.as_bytes()).unwrap();
-    let mut got = Vec::new();
-    while !got.ends_with(b"||") {
+    let mut input = Vec::new();
+    while !input.ends_with(b"||") {
         let count = stream.read(&mut buffer).unwrap();
-        got.extend_from_slice(&buffer[..count]);
+        input.extend_from_slice(&buffer[..count]);
     }
     // What was allowed a moment ago is asked again.
-    scene.world.judge.allow.lock().unwrap().clear();
+    scene.world.policy.allow.lock().unwrap().clear();
     stream.write_all(text.as_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     let count = stream.read(&mut buffer).unwrap();
@@ -219,7 +223,7 @@ fn a_name_that_changes_its_answer_is_checked_each_time() {
     scene.world.table.names.lock().unwrap().insert("allowed.test".into(), vec![private]);
     let answer = scene.http(text);
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("192.168.0.1"), "{answer}");
-    assert_eq!(scene.world.table.asked.lock().unwrap().len(), 2, "one lookup a connection");
+    assert_eq!(scene.world.table.queries.lock().unwrap().len(), 2, "one lookup a connection");
 }
 
 #[test]

@@ -31,7 +31,7 @@ struct Scene {
     origin: Origin,
     /// Answers in the clear what it was asked.
     plain: u16,
-    got_plain: Arc<Mutex<Vec<String>>>,
+    plain_requests: Arc<Mutex<Vec<String>>>,
     _files: tempfile::TempDir,
 }
 
@@ -50,9 +50,9 @@ fn secret(dir: &Path, name: &str, value: &str, hosts: &[&str], kind: SecretKind)
 fn scene() -> Scene {
     // Brings back whatever it was asked, head and body.
     let origin = Origin::new(&["github.test", "openai.test", "basic.test", "aws.test", "other.test"], ok);
-    let got_plain = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&got_plain);
-    let plain = serve(move |stream| answer_requests(stream, &kept, &ok));
+    let plain_requests = Arc::new(Mutex::new(Vec::new()));
+    let request_log = Arc::clone(&plain_requests);
+    let plain = serve(move |stream| answer_requests(stream, &request_log, &ok));
     let files = tempfile::tempdir().unwrap();
     let names = NAMES.into_iter().chain(["other.test", "tunnel.test"]).map(|name| (name, "127.0.0.1")).collect();
     let allow = vec!["*.test"];
@@ -67,7 +67,7 @@ fn scene() -> Scene {
             secret(dir, "aws", AWS, &["aws.test"], SecretKind::Aws),
         ];
     });
-    Scene { world, edge, origin, plain, got_plain, _files: files }
+    Scene { world, edge, origin, plain, plain_requests, _files: files }
 }
 
 impl Scene {
@@ -100,9 +100,9 @@ impl Scene {
 
     /// That nothing the door says holds a value, and the run has none.
     fn is_silent(&self) {
-        let said = format!("{:?} {:?}", self.world.events.lock().unwrap(), self.edge);
+        let debug_text = format!("{:?} {:?}", self.world.events.lock().unwrap(), self.edge);
         for value in [GITHUB, OPENAI, PASSWORD, AWS] {
-            assert!(!said.contains(value), "{said}");
+            assert!(!debug_text.contains(value), "{debug_text}");
             assert!(self.edge.secret_placeholders().all(|(_, text)| !text.contains(value) && !value.contains(text)));
         }
     }
@@ -124,9 +124,9 @@ fn each_kind_is_put_in_where_it_belongs_and_does_not_come_back() {
     ] {
         let answer =
             scene.tls(host, &format!("GET / HTTP/1.1\r\nHost: HOST\r\nAccept-Encoding: gzip\r\n{line}\r\n\r\n"));
-        let got = scene.origin.got().pop().unwrap();
-        assert!(got.contains(&sent), "{got}");
-        assert!(got.contains("Accept-Encoding: identity\r\n") && !got.contains("gzip"), "{got}");
+        let requests = scene.origin.requests().pop().unwrap();
+        assert!(requests.contains(&sent), "{requests}");
+        assert!(requests.contains("Accept-Encoding: identity\r\n") && !requests.contains("gzip"), "{requests}");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(!answer.contains(&sent) && answer.contains("*****"), "{answer}");
     }
@@ -147,8 +147,8 @@ fn placeholders_look_like_what_they_stand_for() {
 #[track_caller]
 fn refused(scene: &Scene, answer: &str, part: &str) {
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part) && !answer.contains("hint"), "{answer}");
-    let told = |denial: &Denial| denial.rule.contains(part) && denial.grant.is_none();
-    wait_for(|| scene.world.denials().iter().any(told));
+    let is_reported = |denial: &Denial| denial.rule.contains(part) && denial.grant.is_none();
+    wait_for(|| scene.world.denials().iter().any(is_reported));
     assert!(scene.world.denials().iter().all(|denial| denial.operation == DeniedOperation::Secret));
     scene.is_silent();
 }
@@ -158,8 +158,8 @@ fn refused(scene: &Scene, answer: &str, part: &str) {
 fn lacking(scene: &Scene, answer: &str, part: &str, grant: &str) {
     let hint = format!("hint: it needs the grant `{grant}`");
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part) && answer.contains(&hint), "{answer}");
-    let asked = scene.world.judge.asked.lock().unwrap().pop();
-    assert_eq!(asked.as_deref(), Some(grant));
+    let query = scene.world.policy.queries.lock().unwrap().pop();
+    assert_eq!(query.as_deref(), Some(grant));
     assert!(scene.world.denials().is_empty(), "{:?}", scene.world.denials());
     scene.is_silent();
 }
@@ -189,18 +189,18 @@ fn placeholders_and_secrets_go_nowhere_else() {
     ] {
         refused(&scene, &scene.tls(host, &request), part);
     }
-    assert!(scene.origin.got().is_empty(), "{:?}", scene.origin.got());
+    assert!(scene.origin.requests().is_empty(), "{:?}", scene.origin.requests());
     // The same in the clear, on a connection of its own and through the proxy.
     refused(&scene, &scene.clear("other.test", &format!("{head}X: {{github}}\r\n\r\n")), elsewhere);
-    let door = scene.world.door();
-    let asked = door.connect_service_and_wait(
+    let egress_proxy = scene.world.egress_proxy();
+    let connect_answer = egress_proxy.connect_service_and_wait(
         ProxyService::HttpProxy,
         (PROXY_ADDRESS_V4, 3128).into(),
         EgressCaller::default(),
     );
     let request = format!("GET http://HOST:{0}/ HTTP/1.1\r\nHost: HOST:{0}\r\nX: {{github}}\r\n\r\n", scene.plain);
-    refused(&scene, &ask(&mut arrive(asked.unwrap()), &scene.filled("other.test", &request)), elsewhere);
-    assert!(scene.got_plain.lock().unwrap().is_empty());
+    refused(&scene, &ask(&mut arrive(connect_answer.unwrap()), &scene.filled("other.test", &request)), elsewhere);
+    assert!(scene.plain_requests.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -210,38 +210,41 @@ fn in_the_clear_only_where_the_port_is_named() {
     let answer = scene.clear("basic.test", basic);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let sent = BASE64.encode(format!("user:{PASSWORD}").as_bytes());
-    assert!(scene.got_plain.lock().unwrap()[0].contains(&sent));
+    assert!(scene.plain_requests.lock().unwrap()[0].contains(&sent));
     let bearer = "GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\n\r\n";
     let grant = format!("secret github to github.test:{}", scene.plain);
     lacking(&scene, &scene.clear("github.test", bearer), "unencrypted, and no entry names that port", &grant);
-    assert_eq!(scene.got_plain.lock().unwrap().len(), 1);
+    assert_eq!(scene.plain_requests.lock().unwrap().len(), 1);
 }
 
 #[test]
 fn a_request_waits_for_the_answer_and_goes_on_in_place() {
     let scene = scene();
-    let judge = &scene.world.judge;
-    *judge.lends.lock().unwrap() =
+    let policy = &scene.world.policy;
+    *policy.lends.lock().unwrap() =
         ["github", "aws"].map(|name| format!("{name} to other.test:{}", scene.origin.port)).into();
-    *judge.thinks.lock().unwrap() = Duration::from_millis(300);
+    *policy.thinks.lock().unwrap() = Duration::from_millis(300);
     let bearer = "POST / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\nContent-Length: 3\r\n\r\nabc";
     let answer = scene.tls("other.test", bearer);
     assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains(GITHUB) && answer.contains("*****"), "{answer}");
-    let got = scene.origin.got().pop().unwrap();
-    assert!(got.contains(&format!("Authorization: Bearer {GITHUB}\r\n")) && got.ends_with("\r\n\r\nabc"), "{got}");
+    let requests = scene.origin.requests().pop().unwrap();
+    assert!(
+        requests.contains(&format!("Authorization: Bearer {GITHUB}\r\n")) && requests.ends_with("\r\n\r\nabc"),
+        "{requests}"
+    );
     // Again it is not asked about; elsewhere, and in the clear, it is.
     assert!(scene.tls("other.test", bearer).starts_with("HTTP/1.1 200"));
-    let asked = || judge.asked.lock().unwrap().len();
-    assert_eq!((asked(), scene.origin.got().len()), (1, 2));
+    let query_count = || policy.queries.lock().unwrap().len();
+    assert_eq!((query_count(), scene.origin.requests().len()), (1, 2));
     assert!(scene.tls("openai.test", bearer).starts_with("HTTP/1.1 403"));
     assert!(scene.clear("other.test", bearer).starts_with("HTTP/1.1 403"));
-    assert_eq!((asked(), scene.origin.got().len()), (3, 2));
+    assert_eq!((query_count(), scene.origin.requests().len()), (3, 2));
     // Two secrets in one request are two questions; what is signed is signed anew.
     let placeholder = scene.placeholder("aws");
     let answer = scene.tls("other.test", &aws_request(&placeholder, "other.test", ""));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let expected = aws_signature(AWS, "other.test", "POST", "/t/x%2520y", "");
-    assert!(scene.origin.got().pop().unwrap().contains(&format!("Signature={expected}\r\n")));
+    assert!(scene.origin.requests().pop().unwrap().contains(&format!("Signature={expected}\r\n")));
     assert!(scene.world.denials().is_empty());
     scene.is_silent();
 }
@@ -249,8 +252,8 @@ fn a_request_waits_for_the_answer_and_goes_on_in_place() {
 #[test]
 fn all_who_wait_for_one_answer_go_on() {
     let scene = scene();
-    *scene.world.judge.lends.lock().unwrap() = vec![format!("github to other.test:{}", scene.origin.port)];
-    *scene.world.judge.thinks.lock().unwrap() = Duration::from_millis(300);
+    *scene.world.policy.lends.lock().unwrap() = vec![format!("github to other.test:{}", scene.origin.port)];
+    *scene.world.policy.thinks.lock().unwrap() = Duration::from_millis(300);
     let bearer = "GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer {github}\r\n\r\n";
     std::thread::scope(|threads| {
         let ask = || assert!(scene.tls("other.test", bearer).starts_with("HTTP/1.1 200"));
@@ -258,7 +261,7 @@ fn all_who_wait_for_one_answer_go_on() {
             threads.spawn(ask);
         }
     });
-    assert_eq!(scene.origin.got().len(), 4);
+    assert_eq!(scene.origin.requests().len(), 4);
 }
 
 #[test]
@@ -268,8 +271,8 @@ fn a_server_that_did_not_wait_for_the_answer_is_told_as_such() {
         std::thread::sleep(Duration::from_millis(50));
         drop(stream);
     });
-    *scene.world.judge.lends.lock().unwrap() = vec![format!("github to other.test:{impatient}")];
-    *scene.world.judge.thinks.lock().unwrap() = Duration::from_millis(500);
+    *scene.world.policy.lends.lock().unwrap() = vec![format!("github to other.test:{impatient}")];
+    *scene.world.policy.thinks.lock().unwrap() = Duration::from_millis(500);
     let request = scene.filled("HOST", "GET / HTTP/1.1\r\nHost: other.test\r\nAuthorization: Bearer {github}\r\n\r\n");
     let mut stream = scene.world.connect(&format!("other.test:{impatient}")).unwrap();
     let answer = ask(&mut stream, &request);
@@ -298,7 +301,7 @@ fn bodies_and_other_protocols_do_not_carry_them_out() {
     let plain = format!("other.test:{}", scene.plain);
     let stream = scene.world.connect(&plain).unwrap();
     assert_eq!(until_broken(&scene, stream, &[head.as_bytes(), front, back]), b"");
-    assert!(scene.got_plain.lock().unwrap().is_empty());
+    assert!(scene.plain_requests.lock().unwrap().is_empty());
     // To its own host a body may bear the placeholder: it is none there.
     let body =
         format!("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: {}\r\n\r\nkey={{github}}", placeholder.len() + 4);
@@ -343,18 +346,18 @@ fn requests_are_signed_anew_with_the_key_that_is_not_inside() {
     let body = "{\"TableName\": \"t\"}";
     let answer = scene.tls("aws.test", &aws_request(&placeholder, "aws.test", body));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let got = scene.origin.got().pop().unwrap();
+    let requests = scene.origin.requests().pop().unwrap();
     let expected = aws_signature(AWS, "aws.test", "POST", "/t/x%2520y", body);
-    assert!(got.contains(&format!("Signature={expected}\r\n")) && got.ends_with(body), "{got}");
+    assert!(requests.contains(&format!("Signature={expected}\r\n")) && requests.ends_with(body), "{requests}");
     // Signed with another key: it is somebody else's, and stays as it is.
     let request = aws_request("a key of the run's own", "aws.test", body);
     scene.tls("aws.test", &request);
-    assert_eq!(scene.origin.got().pop().unwrap(), request);
-    let count = scene.origin.got().len();
+    assert_eq!(scene.origin.requests().pop().unwrap(), request);
+    let count = scene.origin.requests().len();
     let elsewhere = scene.tls("other.test", &aws_request(&placeholder, "other.test", ""));
     let grant = format!("secret aws to other.test:{}", scene.origin.port);
     lacking(&scene, &elsewhere, "signed with the placeholder of `aws` is for other.test", &grant);
-    assert_eq!(scene.origin.got().len(), count);
+    assert_eq!(scene.origin.requests().len(), count);
     let long = "POST / HTTP/1.1\r\nHost: HOST\r\nX-Amz-Date: 20260101T000000Z\r\nAuthorization: AWS4-HMAC-SHA256 Credential=A/1/e/s/aws4_request, SignedHeaders=host, Signature=0\r\nTransfer-Encoding: chunked\r\n\r\n";
     let answer = scene.tls("aws.test", long);
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");

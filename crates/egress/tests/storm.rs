@@ -43,14 +43,14 @@ fn silent() -> (u16, Arc<Mutex<Vec<TcpStream>>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     rustix::net::listen(&listener, 4096).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let taken = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&taken);
+    let accepted_streams = Arc::new(Mutex::new(Vec::new()));
+    let stream_log = Arc::clone(&accepted_streams);
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            kept.lock().unwrap().push(stream);
+            stream_log.lock().unwrap().push(stream);
         }
     });
-    (port, taken)
+    (port, accepted_streams)
 }
 
 /// One exchange through a door.
@@ -79,7 +79,7 @@ fn thousands_of_open_connections_cost_little_each() {
     let _turn = turn();
     let neighbour = Neighbour::new();
     let world = world(EgressLimits::default());
-    let (port, taken) = silent();
+    let (port, accepted_streams) = silent();
     // Four descriptors of a connection are in this process: the program's, the
     // door's two, the server's.
     let possible = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).saturating_sub(400) / 4;
@@ -93,18 +93,18 @@ fn thousands_of_open_connections_cost_little_each() {
     let mut open: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
     let before = resident_bytes();
     open.extend((50..count).map(|_| connect()));
-    wait_for(|| taken.lock().unwrap().len() == count);
+    wait_for(|| accepted_streams.lock().unwrap().len() == count);
     neighbour.is_served();
     let each = resident_bytes().saturating_sub(before) / (count - 50);
     assert!(each < 16 << 10, "{each} bytes for each of {count}");
     // All of them work.
-    for (stream, byte) in taken.lock().unwrap().iter_mut().zip(0u8..=255) {
+    for (stream, byte) in accepted_streams.lock().unwrap().iter_mut().zip(0u8..=255) {
         stream.write_all(&[byte]).unwrap();
     }
     let mut first = [0];
     open[0].read_exact(&mut first).unwrap();
     drop(open);
-    taken.lock().unwrap().clear();
+    accepted_streams.lock().unwrap().clear();
     wait_for(|| world.recorded() == count);
 }
 
@@ -113,7 +113,7 @@ fn resets_by_the_thousand_leave_nothing() {
     let _turn = turn();
     let neighbour = Neighbour::new();
     let world = world(EgressLimits::default());
-    let (port, taken) = silent();
+    let (port, accepted_streams) = silent();
     let storm = |count: usize| {
         for n in 0..count {
             let mut stream = world.connect(&format!("a.test:{port}")).unwrap();
@@ -125,8 +125,8 @@ fn resets_by_the_thousand_leave_nothing() {
                 neighbour.is_served();
             }
         }
-        wait_for(|| world.recorded() == count && taken.lock().unwrap().len() == count);
-        taken.lock().unwrap().clear();
+        wait_for(|| world.recorded() == count && accepted_streams.lock().unwrap().len() == count);
+        accepted_streams.lock().unwrap().clear();
         world.events.lock().unwrap().clear();
     };
     storm(200);
@@ -141,29 +141,29 @@ fn resets_by_the_thousand_leave_nothing() {
 fn connections_that_are_never_made_or_half_closed_give_their_places_back() {
     let _turn = turn();
     let world = world(EgressLimits { connections: Some(300), ..EgressLimits::default() });
-    let (port, taken) = silent();
+    let (port, accepted_streams) = silent();
     let target = format!("a.test:{port}");
     let open = descriptors();
     // Announced, dialled, and nobody comes.
     for _ in 0..1_000 {
-        drop(world.door().connect_and_wait(world.order(&target)).unwrap());
+        drop(world.egress_proxy().connect_and_wait(world.order(&target)).unwrap());
     }
-    wait_for(|| world.recorded() == 1_000 && taken.lock().unwrap().len() == 1_000);
-    taken.lock().unwrap().clear();
+    wait_for(|| world.recorded() == 1_000 && accepted_streams.lock().unwrap().len() == 1_000);
+    accepted_streams.lock().unwrap().clear();
     // Half-closed: the server may still answer, so they stand; no more than the
     // limit of them.
     let half: Vec<TcpStream> = (0..300).map(|_| world.connect(&target).unwrap()).collect();
     half.iter().for_each(|stream| stream.shutdown(Shutdown::Write).unwrap());
     assert_eq!(world.connect(&target).unwrap_err().to_string(), "limit of connections at once");
     // The door has passed the ends on when the server reads them.
-    wait_for(|| taken.lock().unwrap().len() == 300);
-    for stream in taken.lock().unwrap().iter_mut() {
+    wait_for(|| accepted_streams.lock().unwrap().len() == 300);
+    for stream in accepted_streams.lock().unwrap().iter_mut() {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     half.into_iter().for_each(reset);
     wait_for(|| world.recorded() == 1_300);
     assert!(world.records()[1_000..].iter().all(|r| r.end == ConnectionEnd::Reset));
-    taken.lock().unwrap().clear();
+    accepted_streams.lock().unwrap().clear();
     wait_for(|| descriptors() <= open + 8);
 }
 
@@ -173,7 +173,7 @@ fn requests_that_drip_hold_a_place_for_a_moment_only() {
     let neighbour = Neighbour::new();
     let world = world(EgressLimits { connections: Some(200), ..EgressLimits::default() });
     let proxy = || {
-        let service = world.door().connect_service_and_wait(
+        let service = world.egress_proxy().connect_service_and_wait(
             ProxyService::HttpProxy,
             (PROXY_ADDRESS_V4, 3128).into(),
             EgressCaller::default(),

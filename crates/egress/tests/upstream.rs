@@ -20,7 +20,7 @@ const CREDENTIALS: &str = "corp\\someone:pass word:42";
 /// A proxy, and what it was asked for.
 struct Proxy {
     port: u16,
-    asked: Arc<Mutex<Vec<String>>>,
+    queries: Arc<Mutex<Vec<String>>>,
 }
 
 /// Whatever the name, the proxy's network has it on loopback.
@@ -48,15 +48,16 @@ fn read_head(mut stream: &TcpStream) -> String {
 }
 
 fn http(credentials: Option<&'static str>) -> Proxy {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&asked);
+    let queries = Arc::new(Mutex::new(Vec::new()));
+    let request_log = Arc::clone(&queries);
     let port = serve(move |stream| {
         let head = read_head(&stream);
         let target: NetworkTarget = head.split(' ').nth(1).unwrap().parse().unwrap();
-        kept.lock().unwrap().push(head.clone());
-        let wanted = credentials.map(|c| format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(c.as_bytes())));
+        request_log.lock().unwrap().push(head.clone());
+        let expected_auth =
+            credentials.map(|c| format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(c.as_bytes())));
         match target.host.to_string().as_str() {
-            _ if wanted.is_some_and(|wanted| !head.contains(&wanted)) => {
+            _ if expected_auth.is_some_and(|expected_auth| !head.contains(&expected_auth)) => {
                 (&stream)
                     .write_all(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
                     .unwrap();
@@ -68,12 +69,12 @@ fn http(credentials: Option<&'static str>) -> Proxy {
             _ => join(stream, target.port, b"HTTP/1.1 200 OK\r\nX-Cache: none\r\n\r\n"),
         }
     });
-    Proxy { port, asked }
+    Proxy { port, queries }
 }
 
 fn socks(credentials: Option<&'static str>) -> Proxy {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&asked);
+    let queries = Arc::new(Mutex::new(Vec::new()));
+    let request_log = Arc::clone(&queries);
     let port = serve(move |stream| {
         let read = |count: usize| {
             let mut bytes = vec![0; count];
@@ -83,13 +84,13 @@ fn socks(credentials: Option<&'static str>) -> Proxy {
         let count = usize::from(read(2)[1]);
         let methods = read(count);
         match credentials {
-            Some(wanted) if methods.contains(&2) => {
+            Some(expected_auth) if methods.contains(&2) => {
                 (&stream).write_all(&[5, 2]).unwrap();
                 let user = usize::from(read(2)[1]);
                 let user = String::from_utf8(read(user)).unwrap();
                 let password = usize::from(read(1)[0]);
                 let password = String::from_utf8(read(password)).unwrap();
-                let is_right = format!("{user}:{password}") == wanted;
+                let is_right = format!("{user}:{password}") == expected_auth;
                 (&stream).write_all(&[1, u8::from(!is_right)]).unwrap();
                 if !is_right {
                     return;
@@ -107,14 +108,14 @@ fn socks(credentials: Option<&'static str>) -> Proxy {
             kind => panic!("{kind}"),
         };
         let port = u16::from_be_bytes(read(2).try_into().unwrap());
-        kept.lock().unwrap().push(format!("{host}:{port}"));
+        request_log.lock().unwrap().push(format!("{host}:{port}"));
         match host.as_str() {
             "denied.test" => (&stream).write_all(&[5, 2, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap(),
             // The address that it bound, as a name.
             _ => join(stream, port, &[5, 0, 0, 3, 2, b'm', b'e', 9, 9]),
         }
     });
-    Proxy { port, asked }
+    Proxy { port, queries }
 }
 
 fn world(kind: UpstreamKind, proxy: u16, credentials: Option<&str>, trusted: &str) -> World {
@@ -161,9 +162,9 @@ fn names_go_to_the_proxy_with_credentials_and_nothing_is_lost() {
             assert_eq!(&banner, b"220 hello\r\n");
             stream.write_all(b"x").unwrap();
             stream.read_exact(&mut [0]).unwrap();
-            assert!(proxy.asked.lock().unwrap().last().unwrap().contains(&format!("{host}:{port}")));
+            assert!(proxy.queries.lock().unwrap().last().unwrap().contains(&format!("{host}:{port}")));
         }
-        assert_eq!(*world.table.asked.lock().unwrap(), ["proxy.corp.test", "proxy.corp.test"], "never the target");
+        assert_eq!(*world.table.queries.lock().unwrap(), ["proxy.corp.test", "proxy.corp.test"], "never the target");
         drop(world);
     }
 }
@@ -175,9 +176,12 @@ fn the_record_says_through_whom_and_never_with_what() {
     drop(world.connect(&format!("far.test:{}", speaks_first())).unwrap());
     world.connect("denied.test:443").unwrap_err();
     world.stop();
-    let said = format!("{:?}", world.events.lock().unwrap());
-    assert!(said.contains(&format!("through the proxy proxy.corp.test:{}", proxy.port)), "{said}");
-    assert!(!said.contains("pass word") && !said.contains(&BASE64.encode(CREDENTIALS.as_bytes())), "{said}");
+    let event_text = format!("{:?}", world.events.lock().unwrap());
+    assert!(event_text.contains(&format!("through the proxy proxy.corp.test:{}", proxy.port)), "{event_text}");
+    assert!(
+        !event_text.contains("pass word") && !event_text.contains(&BASE64.encode(CREDENTIALS.as_bytes())),
+        "{event_text}"
+    );
 }
 
 #[test]
@@ -188,7 +192,7 @@ fn exceptions_are_dialled_and_checked_here() {
     assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("special address 127.0.0.1")), "{failure}");
     let failure = world.connect("localhost:80").unwrap_err();
     assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("the proxy's own machine")), "{failure}");
-    assert!(proxy.asked.lock().unwrap().is_empty());
+    assert!(proxy.queries.lock().unwrap().is_empty());
 }
 
 #[track_caller]
@@ -216,8 +220,8 @@ fn what_a_proxy_refuses_or_garbles_is_told() {
         Errno::ACCESS,
         "does not allow it",
     );
-    let gone = world(UpstreamKind::Socks5, closed_port(), None, "");
-    fails(&gone, "far.test:443", Errno::CONNREFUSED, "the proxy proxy.corp.test");
+    let unreachable_world = world(UpstreamKind::Socks5, closed_port(), None, "");
+    fails(&unreachable_world, "far.test:443", Errno::CONNREFUSED, "the proxy proxy.corp.test");
 }
 
 #[test]
@@ -234,7 +238,7 @@ fn traffic_is_opened_behind_a_proxy_too() {
     let stream = world.connect(&format!("api.test:{}", origin.port)).unwrap();
     let mut inside = client(stream, "api.test", edge.authority_pem().unwrap(), &[]).unwrap();
     assert!(ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
-    assert_eq!(*proxy.asked.lock().unwrap(), [format!("api.test:{}", origin.port)]);
+    assert_eq!(*proxy.queries.lock().unwrap(), [format!("api.test:{}", origin.port)]);
 }
 
 /// What the proxy answered is no word of the server: a program that speaks late is

@@ -22,7 +22,7 @@ use stockade_model::{
 };
 use tracing::{debug, info, info_span, warn};
 
-use crate::asker::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
+use crate::approver_thread::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
 use crate::core::{
     AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
@@ -30,7 +30,7 @@ use crate::core::{
 use crate::interrupts::{StopHandler, TypedInputCheck};
 use crate::keys::MemoryKey;
 use crate::offers;
-use crate::seams::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
+use crate::ports::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
 use crate::{InterruptReceiver, exit_code};
 
 /// Continues a stopped process (signal(7)).
@@ -40,7 +40,7 @@ const SIGCONT: i32 = 18;
 #[derive(Clone)]
 pub struct RequestEngine {
     /// Assesses text, applies rules, makes plans.
-    pub judge: Arc<dyn PolicyEngine>,
+    pub rule_engine: Arc<dyn PolicyEngine>,
     /// Builds sandboxes.
     pub backend: Arc<dyn Backend>,
     /// Runs commands without a sandbox, if this is possible at all.
@@ -87,17 +87,17 @@ impl RequestEngine {
     pub fn run_request(&self, request: RunRequest, io: StdioMode, interrupts: InterruptReceiver) -> RunOutcome {
         let span = info_span!("request", id = %request.id);
         let _entered = span.enter();
-        let mut config = CoreConfig::new(self.judge.policy_digest(&request), self.user.clone());
+        let mut config = CoreConfig::new(self.rule_engine.policy_digest(&request), self.user.clone());
         config.question_timeout_ms = self.question_timeout_ms;
-        let judge = Arc::clone(&self.judge);
-        config.guard = PowerGuard::new(move |power| judge.is_guarded(power));
+        let rule_engine = Arc::clone(&self.rule_engine);
+        config.guard = PowerGuard::new(move |power| rule_engine.is_guarded(power));
         config.reviewer = self
             .reviewer
             .as_ref()
             .map(|reviewer| ReviewerSpec { name: reviewer.name(), timeout_ms: reviewer.timeout_ms() });
         let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
         // The run may be over, so that the answer is not needed.
-        let answered = move |given| drop(mailbox.send(DriverMessage::Answered(given)));
+        let answered = move |approver_answer| drop(mailbox.send(DriverMessage::Answered(approver_answer)));
         let asker = QuestionSender::new(Arc::clone(&self.approver), held.clone(), answered);
         config.approver_may_come = asker.may_come();
         let core = RequestCore::new(request.clone(), config);
@@ -175,8 +175,8 @@ impl RequestDriver<'_> {
         loop {
             let message = match deadline_ms {
                 Some(at_ms) => {
-                    let left_ms = at_ms.saturating_sub(self.now_ms());
-                    match inbox.recv_timeout(Duration::from_millis(left_ms)) {
+                    let wait_ms = at_ms.saturating_sub(self.now_ms());
+                    match inbox.recv_timeout(Duration::from_millis(wait_ms)) {
                         Ok(message) => message,
                         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return CoreInput::Tick,
                     }
@@ -251,23 +251,23 @@ impl RequestDriver<'_> {
     /// backend can give them, otherwise none.
     fn requestable_powers(&self, denial: &Denial) -> Vec<Grant> {
         let (Some(plan), Some(grant)) = (&self.plan, &denial.grant) else { return Vec::new() };
-        self.supported_powers(plan, self.engine.judge.escalation_powers(&self.request, plan, grant))
+        self.supported_powers(plan, self.engine.rule_engine.escalation_powers(&self.request, plan, grant))
     }
 
     /// Returns the powers that may be offered for the directory of the file of `grant`, or for the
     /// domain of its host.
     fn directory_powers(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
-        self.supported_powers(plan, self.engine.judge.directory_powers(&self.request, plan, grant))
+        self.supported_powers(plan, self.engine.rule_engine.directory_powers(&self.request, plan, grant))
     }
 
     /// Returns a refusal in the form to report. A power that cannot be approved offers no grant. A
     /// connection that a rule refuses names that rule and its reason, because the plan's lists
     /// contain the rules without their names.
     fn reportable_denial(&self, mut denial: Denial) -> Denial {
-        let judge = &self.engine.judge;
+        let rule_engine = &self.engine.rule_engine;
         let decision = match (&denial.grant, denial.operation) {
-            (Some(grant), _) => judge.governed_refusal(&self.request, grant),
+            (Some(grant), _) => rule_engine.governed_refusal(&self.request, grant),
             (None, DeniedOperation::Connect) => self.refusing_rule(&denial),
             _ => None,
         };
@@ -283,14 +283,14 @@ impl RequestDriver<'_> {
         let target = denial.object.to_str()?.parse().ok()?;
         let grant = Some(Grant::connect_to(&target));
         let denial = Denial { grant, ..denial.clone() };
-        let rule = self.engine.judge.held_rule(&self.request, self.plan.as_ref()?, &denial)?;
+        let rule = self.engine.rule_engine.held_rule(&self.request, self.plan.as_ref()?, &denial)?;
         (rule.decision.verdict == PolicyVerdict::Deny).then_some(rule.decision)
     }
 
     /// Returns the result of the rules; an `allow` of powers that cannot be given is dropped.
     fn held_rule(&self, denial: &Denial) -> Option<HeldRule> {
         let plan = self.plan.as_ref()?;
-        let mut rule = self.engine.judge.held_rule(&self.request, plan, denial)?;
+        let mut rule = self.engine.rule_engine.held_rule(&self.request, plan, denial)?;
         rule.powers = self.supported_powers(plan, rule.powers);
         (rule.decision.verdict != PolicyVerdict::Allow || !rule.powers.is_empty()).then_some(rule)
     }
@@ -298,14 +298,15 @@ impl RequestDriver<'_> {
     /// Returns the group of hosts that may be offered together with the host of `grant`.
     fn host_group(&self, grant: &Grant) -> Option<GroupOffer> {
         let plan = self.plan.as_ref()?;
-        let offer = self.engine.judge.host_group(&self.request, plan, grant)?;
+        let offer = self.engine.rule_engine.host_group(&self.request, plan, grant)?;
         let is_honoured = !self.supported_powers(plan, offer.grants.clone()).is_empty();
         (is_honoured && offers::is_whole(&offer, &self.refused)).then_some(offer)
     }
 
     fn supported_powers(&self, plan: &AttemptPlan, powers: Vec<Grant>) -> Vec<Grant> {
-        let honours = |power: &Grant| self.backend_for_plan(plan).is_some_and(|b| b.supports_grant(power, plan.level));
-        if powers.iter().all(honours) { powers } else { Vec::new() }
+        let check_support =
+            |power: &Grant| self.backend_for_plan(plan).is_some_and(|b| b.supports_grant(power, plan.level));
+        if powers.iter().all(check_support) { powers } else { Vec::new() }
     }
 
     /// Returns the backend for a plan; a plan without a sandbox has another backend.
@@ -361,7 +362,7 @@ impl RequestDriver<'_> {
             CoreOutput::Assess => Some(self.assess_request()),
             CoreOutput::Decide(assessment) => Some(self.apply_rules(&assessment)),
             CoreOutput::MakePlan { attempt, grants } => Some(self.make_plan(attempt, &grants)),
-            CoreOutput::FindStanding(context) => Some(self.find_standing(&context)),
+            CoreOutput::FindStanding(context) => Some(self.load_remembered_answers(&context)),
             CoreOutput::LookUp(keys) => Some(self.look_up(&keys)),
             CoreOutput::Remember(memos) => self.remember_answers(&memos),
             CoreOutput::LookUpHeld { id, keys } => Some(self.look_up_held(id, &keys)),
@@ -420,38 +421,38 @@ impl RequestDriver<'_> {
 
     fn assess_request(&self) -> CoreInput {
         let _span = info_span!("assess").entered();
-        let assessment = self.engine.judge.assess_request(&self.request);
+        let assessment = self.engine.rule_engine.assess_request(&self.request);
         debug!(tier = ?assessment.tier, findings = assessment.findings.len(), "assessed");
         CoreInput::Assessed(assessment)
     }
 
     fn apply_rules(&mut self, assessment: &Assessment) -> CoreInput {
         let _span = info_span!("decide").entered();
-        let mut ruling = self.engine.judge.apply_rules(&self.request, assessment);
-        if let Some(wanted) = &ruling.wanted {
-            wanted.put_into(&mut self.request);
+        let mut ruling = self.engine.rule_engine.apply_rules(&self.request, assessment);
+        if let Some(requirements) = &ruling.requirements {
+            requirements.put_into(&mut self.request);
         }
-        let honours = |grant: &&Grant| !self.engine.backend.supports_grant(grant, self.request.level);
-        ruling.unhonoured = self.request.grants.iter().filter(honours).cloned().collect();
+        let check_support = |grant: &&Grant| !self.engine.backend.supports_grant(grant, self.request.level);
+        ruling.unhonoured = self.request.grants.iter().filter(check_support).cloned().collect();
         debug!(verdict = ?ruling.decision.verdict, rule = %ruling.decision.rule, "decided");
         CoreInput::Decided(Box::new(ruling))
     }
 
     fn make_plan(&self, attempt: u32, grants: &[Grant]) -> CoreInput {
         let _span = info_span!("plan", attempt).entered();
-        match self.engine.judge.make_plan(&self.request, attempt, grants) {
+        match self.engine.rule_engine.make_plan(&self.request, attempt, grants) {
             Ok(planned) => CoreInput::Planned(Box::new(planned)),
             Err(error) => CoreInput::PlanFailed(join_hint(error.what, error.hint)),
         }
     }
 
-    fn find_standing(&mut self, context: &crate::keys::GrantContext) -> CoreInput {
+    fn load_remembered_answers(&mut self, context: &crate::keys::GrantContext) -> CoreInput {
         let now_ms = self.engine.clock.wall_ms();
         match self.engine.memory.persistent_answers(context, self.request.session.as_ref(), now_ms) {
-            Ok(mut standing) => {
-                standing.grants.retain(|grant| self.engine.backend.supports_grant(grant, context.level));
-                self.refused.clone_from(&standing.refused);
-                CoreInput::Standing(standing)
+            Ok(mut remembered_answers) => {
+                remembered_answers.grants.retain(|grant| self.engine.backend.supports_grant(grant, context.level));
+                self.refused.clone_from(&remembered_answers.refused);
+                CoreInput::Standing(remembered_answers)
             }
             Err(error) => CoreInput::MemoryFailed(error.to_string()),
         }

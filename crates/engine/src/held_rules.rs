@@ -12,7 +12,7 @@ use stockade_policy::{
     Act, ActContext, PolicyRule, PolicySettings, RequestContext, acts_of_power, complete_grants, find_strictest,
 };
 
-use crate::seams::HeldRule;
+use crate::ports::HeldRule;
 
 /// Returns the result of the rules for a held call and the powers it needs.
 pub fn rule_held_call(
@@ -29,14 +29,14 @@ pub fn rule_held_call(
     // Most configurations have no rules.
     settings.rules().next()?;
     let object = denial.object.as_path();
-    let said: Vec<Option<Decision>> = powers
+    let ruling: Vec<Option<Decision>> = powers
         .iter()
         .flat_map(|power| {
-            if let Grant::Secret(wanted) = power {
-                return vec![settings.decide_secret_by_rule(wanted, &act_context(request), around)];
+            if let Grant::Secret(requested_use) = power {
+                return vec![settings.decide_secret_by_rule(requested_use, &act_context(request), around)];
             }
-            if let Grant::Sign(wanted) = power {
-                return vec![settings.decide_signing_by_rule(wanted, &act_context(request), around)];
+            if let Grant::Sign(requested_use) = power {
+                return vec![settings.decide_signing_by_rule(requested_use, &act_context(request), around)];
             }
             let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
             let inner = within.then(|| with_path(power, object)).flatten();
@@ -47,7 +47,7 @@ pub fn rule_held_call(
             all
         })
         .collect();
-    let decision = find_strictest(said.into_iter())?;
+    let decision = find_strictest(ruling.into_iter())?;
     let powers = if decision.verdict == PolicyVerdict::Allow { powers } else { Vec::new() };
     Some(HeldRule { decision, powers })
 }
@@ -64,14 +64,16 @@ pub fn is_power_denied(
     power: &Grant,
     around: &RequestContext,
 ) -> bool {
-    let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == PolicyVerdict::Deny);
-    let of_signing = |wanted: &SignUse| settings.decide_signing_by_rule(wanted, &act_context(request), around);
-    let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &act_context(request), around);
+    let denied = |ruling: Option<Decision>| ruling.is_some_and(|ruling| ruling.verdict == PolicyVerdict::Deny);
+    let of_signing =
+        |requested_use: &SignUse| settings.decide_signing_by_rule(requested_use, &act_context(request), around);
+    let of_secret =
+        |requested_use: &SecretUse| settings.decide_secret_by_rule(requested_use, &act_context(request), around);
     governed_refusal(settings, request, power).is_some()
         || settings.rules().next().is_some()
             && (acts_of_power(power).any(|act| denied(decide_act(settings, request, &act, around)))
-                || power.secret().is_some_and(|wanted| denied(of_secret(wanted)))
-                || power.sign_use().is_some_and(|wanted| denied(of_signing(wanted))))
+                || power.secret().is_some_and(|requested_use| denied(of_secret(requested_use)))
+                || power.sign_use().is_some_and(|requested_use| denied(of_signing(requested_use))))
 }
 
 /// Returns whether some rule may give powers to held calls.

@@ -266,17 +266,17 @@ mod tests {
     fn of(cwd: &Path, command: &RequestCommand) -> RunIdentity {
         let here = RawText::from(cwd);
         let context =
-            CommandContext { cwd: here.clone(), home: "/nowhere".into(), workspace: here.clone(), neutralised: false };
-        let (argv, judged) = match command {
-            RequestCommand::Argv(argv) => (argv.clone(), stockade_shell::judge_argv(argv, &context)),
+            CommandContext { cwd: here.clone(), home: "/nowhere".into(), workspace: here.clone(), sanitized: false };
+        let (argv, classification) = match command {
+            RequestCommand::Argv(argv) => (argv.clone(), stockade_shell::classify_argv(argv, &context)),
             RequestCommand::Script(text) => {
                 let argv = vec!["/bin/sh".into(), "-c".into(), text.clone()];
-                (argv, stockade_shell::judge_script(text.as_bytes(), &context))
+                (argv, stockade_shell::classify_script(text.as_bytes(), &context))
             }
         };
         let environment = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]);
         let program = PlanProgram { argv: &argv, environment: &environment, cwd, command };
-        identify_program(&program, &judged.assessment, stockade_shell::stdin_use(command, &context))
+        identify_program(&program, &classification.assessment, stockade_shell::stdin_use(command, &context))
     }
 
     #[test]
@@ -340,7 +340,7 @@ mod tests {
         let write = |text: &str| assert!(fs::write(cwd.join("x.sh"), text).is_ok());
         assert!(fs::create_dir(cwd.join("d")).is_ok());
         let table = include_str!("identity_table.txt");
-        let (mut rows, mut kept, mut wrong) = (0, 0, String::new());
+        let (mut rows, mut whole_count, mut wrong) = (0, 0, String::new());
         let mut shell_only = false;
         for text in table.lines().filter(|line| !line.is_empty()) {
             if text.starts_with('#') {
@@ -355,7 +355,7 @@ mod tests {
                 write("echo two; echo three");
                 let after = of(cwd, &command);
                 rows += 1;
-                kept += usize::from(after.is_whole);
+                whole_count += usize::from(after.is_whole);
                 if after.is_whole && before.digest == after.digest {
                     wrong.push_str(&format!("{command:?}\n"));
                 }
@@ -363,6 +363,6 @@ mod tests {
         }
         assert!(wrong.is_empty(), "kept for another script:\n{wrong}");
         // Control: answers are remembered if the script is known.
-        assert!(rows > 100 && kept > 40, "{kept} of {rows} are kept");
+        assert!(rows > 100 && whole_count > 40, "{whole_count} of {rows} are kept");
     }
 }

@@ -36,7 +36,7 @@ impl InterruptReceiver {
     /// Sets the function to call when a signal stopped the command, which has a terminal. The
     /// command continues when the function returns. Without it the command stays stopped.
     #[must_use]
-    pub fn standing_still(self, stand_still: impl Fn() + Send + 'static) -> Self {
+    pub fn with_stop_handler(self, stand_still: impl Fn() + Send + 'static) -> Self {
         Self { stand_still: Some(Box::new(stand_still)), ..self }
     }
 

@@ -5,20 +5,20 @@
 
 #![forbid(unsafe_code)]
 
-mod asker;
+pub mod adapters;
+mod approver_thread;
 pub mod core;
 mod driver;
+mod environment_checks;
 pub mod exit;
 mod held_rules;
 mod identity;
 mod interrupts;
 pub mod keys;
 mod offers;
-pub mod real;
-pub mod seams;
-mod surroundings;
+pub mod ports;
 
 pub use driver::RequestEngine;
+pub use environment_checks::repository_around;
 pub use exit::exit_code;
 pub use interrupts::{InterruptReceiver, InterruptSender, interrupt_channel};
-pub use surroundings::repository_around;

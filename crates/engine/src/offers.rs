@@ -34,12 +34,12 @@ pub fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
 }
 
 /// Returns whether these powers are among the others, or are hosts that one of these covers.
-pub fn are_given(powers: &[Grant], given: &[Grant]) -> bool {
-    let names = |given: &Grant, power: &Grant| {
-        given.targets().zip(power.targets()).is_some_and(|(given, power)| given.admits_all(power))
+pub fn are_covered(powers: &[Grant], available: &[Grant]) -> bool {
+    let names = |available: &Grant, power: &Grant| {
+        available.targets().zip(power.targets()).is_some_and(|(available, power)| available.admits_all(power))
     };
-    let is_given = |power: &Grant| given.iter().any(|given| given == power || names(given, power));
-    !powers.is_empty() && powers.iter().all(is_given)
+    let is_covered = |power: &Grant| available.iter().any(|available| available == power || names(available, power));
+    !powers.is_empty() && powers.iter().all(is_covered)
 }
 
 #[cfg(test)]
@@ -65,14 +65,14 @@ mod tests {
 
     #[test]
     fn a_host_is_given_by_what_names_it() {
-        for (power, given, expected) in [
+        for (power, available, expected) in [
             ("a.example.com:443", "a.example.com:22,443", true),
             ("a.example.com:443", "*.example.com:443", true),
             ("a.example.com:80", "a.example.com:443", false),
             ("a.example.com:443", "b.example.com:443", false),
         ] {
-            assert_eq!(are_given(&grants(&[power]), &grants(&[given])), expected, "{power} of {given}");
+            assert_eq!(are_covered(&grants(&[power]), &grants(&[available])), expected, "{power} of {available}");
         }
-        assert!(!are_given(&[], &grants(&["a.example.com:443"])));
+        assert!(!are_covered(&[], &grants(&["a.example.com:443"])));
     }
 }

@@ -62,14 +62,14 @@ pub(crate) struct ArchiveReader<'r> {
     entries: u64,
     bytes: u64,
     /// Unread bytes of the current file.
-    left: u64,
+    remaining: u64,
     /// Padding after the file, up to the next block.
     padding: u64,
 }
 
 impl<'r> ArchiveReader<'r> {
     pub fn new(input: &'r mut dyn Read, bounds: ContentLimits) -> Self {
-        Self { input, bounds, entries: 0, bytes: 0, left: 0, padding: 0 }
+        Self { input, bounds, entries: 0, bytes: 0, remaining: 0, padding: 0 }
     }
 
     /// Returns the size of all files so far.
@@ -100,18 +100,18 @@ impl<'r> ArchiveReader<'r> {
 
     /// Reads bytes of the current file; 0 at its end.
     pub fn read_content(&mut self, into: &mut [u8]) -> Result<usize, FilesError> {
-        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
-        if wanted == 0 {
+        let read_length = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(into.len());
+        if read_length == 0 {
             return Ok(0);
         }
-        fill_block(self.input, &mut into[..wanted])?;
-        self.left -= wanted as u64;
-        Ok(wanted)
+        fill_block(self.input, &mut into[..read_length])?;
+        self.remaining -= read_length as u64;
+        Ok(read_length)
     }
 
     fn skip_content(&mut self) -> Result<(), FilesError> {
         let mut scratch = [0; TAR_BLOCK_BYTES];
-        self.left += self.padding;
+        self.remaining += self.padding;
         self.padding = 0;
         while self.read_content(&mut scratch)? > 0 {}
         Ok(())
@@ -174,9 +174,9 @@ impl<'r> ArchiveReader<'r> {
 
     /// Accepts a header for all following members only if it is a comment, as git-archive writes.
     fn pass_global(&mut self, header: &Header) -> Result<(), FilesError> {
-        let mut said = ExtensionFields::default();
-        self.extend(header, &mut said)?;
-        if said.path.is_some() || said.link.is_some() || said.size.is_some() {
+        let mut extensions = ExtensionFields::default();
+        self.extend(header, &mut extensions)?;
+        if extensions.path.is_some() || extensions.link.is_some() || extensions.size.is_some() {
             return Err(archive_error(None, "a name or a size for all members is not taken"));
         }
         Ok(())
@@ -230,7 +230,7 @@ impl<'r> ArchiveReader<'r> {
             .checked_add(size)
             .filter(|bytes| *bytes <= limit)
             .ok_or(FilesError::TooMuch { limit, unit: "bytes" })?;
-        self.left = size;
+        self.remaining = size;
         self.padding = padding_of(size) as u64;
         Ok(())
     }
@@ -250,9 +250,9 @@ fn padding_of(size: u64) -> usize {
 fn check_sum(header: &Header) -> Result<(), FilesError> {
     let sum: u32 = header.as_bytes().iter().map(|b| u32::from(*b)).sum();
     let own: u32 = header.as_old().cksum.iter().map(|b| u32::from(*b)).sum();
-    let wanted = sum - own + 8 * u32::from(b' ');
+    let expected = sum - own + 8 * u32::from(b' ');
     match header.cksum() {
-        Ok(found) if found == wanted => Ok(()),
+        Ok(found) if found == expected => Ok(()),
         _ => Err(archive_error(None, "it is damaged, or no tar archive")),
     }
 }

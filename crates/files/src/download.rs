@@ -177,7 +177,7 @@ impl ArchivePacker<'_, '_> {
         header.set_size(size);
         let mut content = ExactReader {
             file: object.open_file().map_err(errno_error("open", path))?,
-            left: size,
+            remaining: size,
             ended_early: false,
         };
         let packed = self.archive.append_data(header, name.as_path(), &mut content);
@@ -195,22 +195,22 @@ fn output_failed(error: std::io::Error) -> FilesError {
 /// Reads exactly as many bytes of a file as its header states, even if the file grows meanwhile.
 struct ExactReader {
     file: std::fs::File,
-    left: u64,
+    remaining: u64,
     ended_early: bool,
 }
 
 impl Read for ExactReader {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
-        if wanted == 0 {
+        let read_length = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(into.len());
+        if read_length == 0 {
             return Ok(0);
         }
-        let length = self.file.read(&mut into[..wanted])?;
+        let length = self.file.read(&mut into[..read_length])?;
         if length == 0 {
             self.ended_early = true;
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        self.left -= length as u64;
+        self.remaining -= length as u64;
         Ok(length)
     }
 }

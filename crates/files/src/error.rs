@@ -64,14 +64,14 @@ pub enum FilesError {
     #[error("there is a `{0}`\nhint: remove it first; a directory is never replaced")]
     Exists(TreePath),
     /// The object is of another kind.
-    #[error("`{path}` is {}, not {}", found.with_article(), wanted.with_article())]
+    #[error("`{path}` is {}, not {}", found.with_article(), expected.with_article())]
     Kind {
         /// Path of the object.
         path: TreePath,
         /// Present kind.
         found: ObjectKind,
         /// Required kind.
-        wanted: ObjectKind,
+        expected: ObjectKind,
     },
     /// The path leads over a symbolic link or a mount.
     #[error("the way to `{0}` leads over a link or out of the tree: neither is followed\nhint: name the file itself")]

@@ -38,9 +38,9 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
             };
             if found.is_directory() {
                 open_up(&found).at_path(&path)?;
-                let aside = format!("{REMOVAL_PREFIX}{}", found.inode());
-                renameat(&object.fd, to_os_str(&inner), directory, &aside).at_path(&path)?;
-                waiting.push(aside.into_bytes());
+                let removal_name = format!("{REMOVAL_PREFIX}{}", found.inode());
+                renameat(&object.fd, to_os_str(&inner), directory, &removal_name).at_path(&path)?;
+                waiting.push(removal_name.into_bytes());
             } else {
                 unlinkat(&object.fd, to_os_str(&inner), AtFlags::empty()).at_path(&path)?;
             }

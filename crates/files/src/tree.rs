@@ -163,10 +163,10 @@ impl FileTree {
     pub fn read_file(&self, path: &TreePath, start: u64, limit_bytes: usize) -> Result<(Vec<u8>, u64), FilesError> {
         let file = self.open_file(path)?;
         let size = file.metadata().map_err(failed_io("examine", path))?.len();
-        let wanted = usize::try_from(size.saturating_sub(start)).unwrap_or(usize::MAX).min(limit_bytes);
-        let mut bytes = vec![0; wanted];
+        let read_length = usize::try_from(size.saturating_sub(start)).unwrap_or(usize::MAX).min(limit_bytes);
+        let mut bytes = vec![0; read_length];
         let mut filled = 0;
-        while filled < wanted {
+        while filled < read_length {
             match file.read_at(&mut bytes[filled..], start + filled as u64) {
                 Ok(0) => break,
                 Ok(length) => filled += length,
@@ -195,7 +195,7 @@ impl FileTree {
         let there = TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("examine", path))?;
         let is_new = there.is_none();
         if let Some(there) = there.filter(TreeObject::is_directory) {
-            return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: ObjectKind::File });
+            return Err(FilesError::Kind { path: path.clone(), found: there.kind(), expected: ObjectKind::File });
         }
         let incoming = self.create_incoming()?;
         let made = new_file(incoming.directory(), OsStr::new("file")).map_err(errno_error("write", path))?;
@@ -313,7 +313,7 @@ impl FileTree {
         held.map_err(|errno| match errno {
             Errno::NOTDIR => match TreeObject::open_beneath(self.root_fd(), path.as_path()) {
                 Ok(Some(there)) => {
-                    FilesError::Kind { path: path.clone(), found: there.kind(), wanted: ObjectKind::Directory }
+                    FilesError::Kind { path: path.clone(), found: there.kind(), expected: ObjectKind::Directory }
                 }
                 _ => FilesError::NotFound(path.clone()),
             },
@@ -390,10 +390,10 @@ impl FileTree {
 }
 
 /// Returns an error if an object is not of the wanted kind.
-pub(crate) fn require_kind(object: &TreeObject, wanted: ObjectKind, path: &TreePath) -> Result<(), FilesError> {
+pub(crate) fn require_kind(object: &TreeObject, expected: ObjectKind, path: &TreePath) -> Result<(), FilesError> {
     match object.kind() {
-        found if found == wanted => Ok(()),
-        found => Err(FilesError::Kind { path: path.clone(), found, wanted }),
+        found if found == expected => Ok(()),
+        found => Err(FilesError::Kind { path: path.clone(), found, expected }),
     }
 }
 

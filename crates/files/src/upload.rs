@@ -131,7 +131,7 @@ impl ArchiveUnpacker<'_> {
         };
         let parent = self.open_parents(&above)?;
         self.count_member()?;
-        let said = |error: FilesError| match error {
+        let explain_error = |error: FilesError| match error {
             FilesError::Exists(path) => archive_error(Some(path_bytes(&path)), "it is in the archive twice"),
             other => other,
         };
@@ -141,7 +141,7 @@ impl ArchiveUnpacker<'_> {
             MemberBody::Link(text) => self.unpack_link(member, &parent, text),
             MemberBody::Same(other) => self.unpack_hard_link(other, &parent, name),
         }
-        .map_err(said)
+        .map_err(explain_error)
     }
 
     /// Returns the directory of a member. Makes it if the archive does not contain it.

@@ -63,7 +63,7 @@ impl FileTree {
         let directory = self.open_directory(path)?;
         let instance =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(errno_error("watch", path))?;
-        let wanted = WatchFlags::CREATE
+        let flags = WatchFlags::CREATE
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM
             | WatchFlags::MOVED_TO
@@ -74,7 +74,7 @@ impl FileTree {
             | WatchFlags::ONLYDIR;
         // By the open directory, so the last component is no symbolic link either.
         let held = DescriptorPath::new(directory.fd.as_fd());
-        inotify::add_watch(&instance, held.as_c_str(), wanted).map_err(errno_error("watch", path))?;
+        inotify::add_watch(&instance, held.as_c_str(), flags).map_err(errno_error("watch", path))?;
         Ok(DirectoryWatch { instance, directory: path.clone(), is_over: false })
     }
 }

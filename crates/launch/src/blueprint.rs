@@ -26,7 +26,7 @@ use super::layout::{
     refuse_planted_link,
 };
 use super::merge::merge_steps;
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 use super::restricted::{ALLOWED_DEVICES, OPEN_DEVICE_DIRECTORIES, PrivateDirectory, ReadAllowList, other_devices};
 use super::step::{InitStep, TempSize};
 
@@ -40,7 +40,7 @@ pub struct PrivateTree {
     /// True if Landlock lets the command write there without the broker. False if something
     /// writable of the host is beneath. Landlock's rights apply through mounts, so the broker must
     /// make every change there; the kernel would refuse a call that is continued.
-    pub floor_allows: bool,
+    pub kernel_allows: bool,
 }
 
 /// A prepared start. It is used once.
@@ -52,7 +52,7 @@ pub struct Blueprint {
     pub(super) alone: usize,
     /// The command. Absent for a persistent sandbox.
     pub(super) command: Option<PreparedCommand>,
-    pub(super) walls: NamespaceOwner,
+    pub(super) isolation: NamespaceOwner,
     /// The command's rights without the broker; absent if there is no command.
     pub(super) ruleset: Option<Ruleset>,
     pub(super) init_filter: SeccompProgram,
@@ -91,11 +91,11 @@ impl Blueprint {
     /// # Errors
     /// As [`prepare`](Self::prepare). Also if the plan stages its writes at level full without an
     /// overlay, and for replaced files at level restricted.
-    pub fn prepare_with(plan: &AttemptPlan, outfit: &LaunchOptions) -> Result<Self, LaunchError> {
-        if is_staged(plan) && outfit.overlay.is_none() && plan.level == IsolationLevel::Full {
+    pub fn prepare_with(plan: &AttemptPlan, launch_options: &LaunchOptions) -> Result<Self, LaunchError> {
+        if is_staged(plan) && launch_options.overlay.is_none() && plan.level == IsolationLevel::Full {
             return Err(LaunchError::Unfit("writes are staged at level full, and no stage is there".to_owned()));
         }
-        if !outfit.files.is_empty() && plan.level != IsolationLevel::Full {
+        if !launch_options.files.is_empty() && plan.level != IsolationLevel::Full {
             return Err(LaunchError::Unfit("files can be replaced at level full alone".to_owned()));
         }
         if plan.level == IsolationLevel::None {
@@ -104,12 +104,12 @@ impl Blueprint {
         let abi = landlock::query_abi_version().map_err(LaunchError::Landlock)?;
         let candidates = find_candidates(plan)?;
         let mut parts = match plan.level {
-            IsolationLevel::Full => prepare_full(plan, &candidates, abi, outfit)?,
-            IsolationLevel::Restricted | IsolationLevel::None => prepare_restricted(plan, abi, outfit)?,
+            IsolationLevel::Full => prepare_full(plan, &candidates, abi, launch_options)?,
+            IsolationLevel::Restricted | IsolationLevel::None => prepare_restricted(plan, abi, launch_options)?,
         };
         let temp = parts.private_directory.as_ref().map(PrivateDirectory::path);
         let mut command =
-            PreparedCommand::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES_DIR)), temp)?;
+            PreparedCommand::new(plan, candidates, launch_options, temp.unwrap_or(Path::new(OWN_FILES_DIR)), temp)?;
         command.cwd_identity = cwd_identity(plan, &parts.private_trees)?;
         parts.steps.push(InitStep::DropPrivileges);
         let alone = if plan.level == IsolationLevel::Full { FIRST_STEP_COUNT } else { parts.steps.len() };
@@ -128,7 +128,7 @@ impl Blueprint {
             steps: parts.steps,
             alone,
             command,
-            walls: NamespaceOwner::Own,
+            isolation: NamespaceOwner::Own,
             ruleset: parts.ruleset,
             init_filter: init_filter(level)?,
             private_directory: parts.private_directory,
@@ -186,11 +186,11 @@ impl Blueprint {
     /// Returns the descriptors that the child needs, beyond the sockets and streams.
     pub(super) fn held_descriptors(&self) -> impl Iterator<Item = RawFd> {
         let rules = self.ruleset.iter().map(|rules| rules.as_fd());
-        let walls = self.steps.iter().filter_map(|step| match step {
-            InitStep::Enter(walls) => Some(walls.fds()),
+        let isolation = self.steps.iter().filter_map(|step| match step {
+            InitStep::Enter(isolation) => Some(isolation.fds()),
             _ => None,
         });
-        rules.chain(walls.flatten()).map(|fd| fd.as_raw_fd())
+        rules.chain(isolation.flatten()).map(|fd| fd.as_raw_fd())
     }
 
     /// Returns the report on the layers that are enforced once every step was applied. `ipv6` is
@@ -207,7 +207,7 @@ impl Blueprint {
             layer.detail.push_str(separator);
             layer.detail.push_str(&detail);
         }
-        if self.level == IsolationLevel::Full && self.walls == NamespaceOwner::Own {
+        if self.level == IsolationLevel::Full && self.isolation == NamespaceOwner::Own {
             let own = "a namespace of its own";
             for name in ["pid-namespace", "ipc-namespace", "uts-namespace", "cgroup-namespace"] {
                 layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
@@ -222,7 +222,7 @@ impl Blueprint {
         if let Some(command) = &self.command {
             layers.insert("seccomp".to_owned(), seccomp_report(command, wait_killable));
         }
-        if self.walls == NamespaceOwner::Own {
+        if self.isolation == NamespaceOwner::Own {
             layers.insert("credentials".to_owned(), self.credentials_report(watched));
         }
         if !self.missing.is_empty() {
@@ -276,8 +276,8 @@ impl Blueprint {
 }
 
 fn seccomp_report(command: &PreparedCommand, wait_killable: bool) -> LayerReport {
-    let FilterSize { refused, asked } = command.filter_size;
-    let counts = format!("{refused} refusals, {asked} questions, {} instructions", command.filter.len());
+    let FilterSize { refused, broker_entries } = command.filter_size;
+    let counts = format!("{refused} refusals, {broker_entries} questions, {} instructions", command.filter.len());
     if wait_killable {
         LayerReport { state: LayerState::Enforced, detail: counts }
     } else {
@@ -315,32 +315,32 @@ fn prepare_full(
     plan: &AttemptPlan,
     candidates: &[CString],
     abi: u32,
-    outfit: &LaunchOptions,
+    launch_options: &LaunchOptions,
 ) -> Result<LevelParts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let RootLayout { attachments, missing, uncovered } = compute_layout(plan, program.as_deref(), outfit)?;
+    let RootLayout { attachments, missing, uncovered } = compute_layout(plan, program.as_deref(), launch_options)?;
     let ruleset = new_ruleset(abi, access::change_rights(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
     steps.push(InitStep::Quotas(compute_quotas(&plan.profile.limits)));
     let size = plan.profile.limits.temp_bytes.map(TempSize::new).transpose()?;
-    if let Some(overlay) = &outfit.overlay {
+    if let Some(overlay) = &launch_options.overlay {
         let workspace = IdentifiedDirectory::at_path(plan.workspace.as_path())?;
         steps.push(InitStep::Stage { workspace, overlay: overlay.clone() });
     }
     steps.extend(merge_steps(&attachments));
-    steps.extend([InitStep::Root { size }, InitStep::Scratch(scratch_entries(&attachments, outfit)?)]);
+    steps.extend([InitStep::Root { size }, InitStep::Scratch(scratch_entries(&attachments, launch_options)?)]);
     // As late as possible, because the layers are requested meanwhile.
-    steps.extend(outfit.has_borrowed_layers().then_some(InitStep::TakeLayers));
+    steps.extend(launch_options.has_borrowed_layers().then_some(InitStep::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
     for attachment in attachments {
-        if matches!(attachment.nature, MountKind::Hidden(_)) {
+        if matches!(attachment.mount_kind, MountKind::Hidden(_)) {
             hidden.push(PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes())));
             watched.push(attachment.placeholder.clone());
         }
-        let is_devices = attachment.nature == MountKind::Devices;
+        let is_devices = attachment.mount_kind == MountKind::Devices;
         steps.push(InitStep::Attach(attachment));
         if is_devices {
             steps.push(InitStep::Devices(find_devices()?));
@@ -379,25 +379,25 @@ pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[InitStep; FIRST_STE
     ])
 }
 
-fn prepare_restricted(plan: &AttemptPlan, abi: u32, outfit: &LaunchOptions) -> Result<LevelParts, LaunchError> {
+fn prepare_restricted(plan: &AttemptPlan, abi: u32, launch_options: &LaunchOptions) -> Result<LevelParts, LaunchError> {
     let files = &plan.profile.filesystem;
-    let mut hidden = outfit.hidden_there(plan).into_owned();
+    let mut hidden = launch_options.hidden_there(plan).into_owned();
     let uncovered = files.hide.len() - hidden.len();
     // File permissions do not keep root from the disks. A surrounding sandbox has a few devices of
     // its own.
-    if !outfit.is_within_walls() {
+    if !launch_options.is_within_isolation() {
         hidden.push(PathBuf::from("/dev"));
         hidden.extend(other_devices());
     }
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
     // The broker connects on the command's behalf; the command itself cannot connect.
-    let ports = match (abi >= 4, outfit.own_network) {
+    let ports = match (abi >= 4, launch_options.own_network) {
         (false, _) => 0,
         (true, true) => network::CONNECT_TCP,
         (true, false) => network::BIND_TCP | network::CONNECT_TCP,
     };
     // A surrounding network of the sandbox's own separates such names already.
-    let abstract_names = if outfit.is_within_walls() { 0 } else { scope::ABSTRACT_UNIX_SOCKET };
+    let abstract_names = if launch_options.is_within_isolation() { 0 } else { scope::ABSTRACT_UNIX_SOCKET };
     let scoped = if abi >= 6 { scope::SIGNAL | abstract_names } else { 0 };
     let handled = access::change_rights(abi) | reads;
     let ruleset = Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)?;
@@ -419,13 +419,13 @@ fn prepare_restricted(plan: &AttemptPlan, abi: u32, outfit: &LaunchOptions) -> R
         ReadAllowList::new(&hidden, &shown).allow_reads(&ruleset)?;
     }
     let PrivateDirectories { directory, mut steps, mut trees } =
-        PrivateDirectories::from_options(outfit, &ruleset, access::change_rights(abi) | reads)?;
-    if let Some(kept) = &outfit.kept {
+        PrivateDirectories::from_options(launch_options, &ruleset, access::change_rights(abi) | reads)?;
+    if let Some(kept) = &launch_options.kept {
         allow_path(&ruleset, kept, access::change_rights(abi) | reads)?;
-        trees.push(PrivateTree { path: kept.clone(), floor_allows: true });
+        trees.push(PrivateTree { path: kept.clone(), kernel_allows: true });
     }
     steps.extend([InitStep::KeyRing, InitStep::AdoptOrphans]);
-    for named in &outfit.named {
+    for named in &launch_options.named {
         steps.push(InitStep::OwnFile { name: named.file_name()?, content: named.content.clone() });
     }
     if may_map_for_others() {
@@ -452,18 +452,18 @@ struct PrivateDirectories {
 }
 
 impl PrivateDirectories {
-    fn from_options(outfit: &LaunchOptions, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
-        let tree = |path: &Path| PrivateTree { path: path.to_owned(), floor_allows: true };
-        if !outfit.is_within_walls() {
+    fn from_options(launch_options: &LaunchOptions, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
+        let tree = |path: &Path| PrivateTree { path: path.to_owned(), kernel_allows: true };
+        if !launch_options.is_within_isolation() {
             let directory = PrivateDirectory::choose_name()?;
             let steps = vec![InitStep::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
             return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
         }
-        if !outfit.named.is_empty() {
+        if !launch_options.named.is_empty() {
             return Err(LaunchError::Unfit("a file of the run's own needs a directory made for it".to_owned()));
         }
-        outfit.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
-        let trees = outfit.private.iter().map(|path| tree(path)).collect();
+        launch_options.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
+        let trees = launch_options.private.iter().map(|path| tree(path)).collect();
         Ok(Self { directory: None, steps: Vec::new(), trees })
     }
 }
@@ -504,12 +504,12 @@ pub(super) fn claim_identity() -> Result<InitStep, LaunchError> {
 }
 
 pub(super) fn private_trees(attachments: &[MountAttachment]) -> Vec<PrivateTree> {
-    let tree = |path: PathBuf, floor_allows| PrivateTree { path, floor_allows };
+    let tree = |path: PathBuf, kernel_allows| PrivateTree { path, kernel_allows };
     let mut trees = Vec::new();
     for attachment in attachments {
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes()));
-        match &attachment.nature {
-            MountKind::Private(_) | MountKind::Kept => trees.push(tree(path, attachment.floor_allows)),
+        match &attachment.mount_kind {
+            MountKind::Private(_) | MountKind::Kept => trees.push(tree(path, attachment.kernel_allows)),
             MountKind::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),
             MountKind::Merged(merged) => {
                 let within = |name: &CString| path.join(std::ffi::OsStr::from_bytes(name.as_bytes()));

@@ -8,20 +8,20 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::IsolationLevel;
-use stockade_sys::arena::published_value;
 use stockade_sys::clone::{ClonedChild, fork_with};
 use stockade_sys::landlock::Ruleset;
 use stockade_sys::reap::{self, ChildStateChange, ProcessExit};
-use stockade_sys::session::{lead_foreground, take_terminal};
-use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
+use stockade_sys::session::{become_foreground_group, take_terminal};
+use stockade_sys::shared_arena::published_value;
+use stockade_sys::{Errno, caps, descriptors, exec, fd_passing, fork_signals, seccomp, time_marks};
 
 use super::blueprint::{Blueprint, NamespaceOwner};
 use super::cleanup;
 use super::command::PreparedCommand;
 use super::message::{BuiltFlags, LaunchMessage};
 use super::network;
-use super::own_writes::OwnWrites;
 use super::step::{BuildContext, InitStep, verify_directory};
+use super::write_counter::OwnWrites;
 
 /// The descriptors that are open when the init starts.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct InheritedDescriptors<'a> {
     pub(super) gate: BorrowedFd<'a>,
     pub(super) stdio: [BorrowedFd<'a>; 3],
     /// Sorted numbers of all descriptors that must stay open.
-    pub(super) keep: &'a [i32],
+    pub(super) open_fds: &'a [i32],
 }
 
 /// Exit code of an init that failed. No process reads it.
@@ -40,29 +40,30 @@ const NOT_FOUND_EXIT_CODE: i32 = 127;
 
 /// Runs the init: builds the sandbox, starts the command, supervises it and cleans up.
 pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -> i32 {
-    marks::set_mark(INIT_MADE_MARK);
-    let mut site = BuildContext::new(inherited.control, plan.ruleset.as_ref());
+    time_marks::set_mark(INIT_MADE_MARK);
+    let mut context = BuildContext::new(inherited.control, plan.ruleset.as_ref());
     let inherited_mask = umask(Mode::empty());
     let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
     // The streams are first, so that no descriptor of a step gets a number below 3.
-    let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
+    let cleared =
+        descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.open_fds));
     if let Err(errno) = cleared {
         return fail_init(inherited.control, 0, errno);
     }
-    go_on(plan, &mut site, inherited.gate, mask, 0)
+    go_on(plan, &mut context, inherited.gate, mask, 0)
 }
 
 /// Runs an init that is made before there is a plan. It takes the steps with which every plan
 /// begins and then waits for the plan. The end of the caller wakes it.
 pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
-    marks::set_mark(INIT_MADE_MARK);
+    time_marks::set_mark(INIT_MADE_MARK);
     let ruleset;
-    let mut site = BuildContext::new(control, None);
+    let mut context = BuildContext::new(control, None);
     let mut mask = umask(Mode::empty());
-    let mut keep = [0, 1, 2, control.as_raw_fd(), gate.as_raw_fd()];
-    keep.sort_unstable();
-    let begun = descriptors::close_all_but(&keep).map_err(|errno| InitStepError { index: 0, errno });
-    if let Err(InitStepError { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
+    let mut open_fds = [0, 1, 2, control.as_raw_fd(), gate.as_raw_fd()];
+    open_fds.sort_unstable();
+    let begun = descriptors::close_all_but(&open_fds).map_err(|errno| InitStepError { index: 0, errno });
+    if let Err(InitStepError { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut context)) {
         return fail_init(control, index, errno);
     }
     let Ok(Some((LaunchMessage::Plan { umask }, received))) = LaunchMessage::receive_from(control, true) else {
@@ -80,19 +81,19 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
     }
     drop((stdin, stdout, stderr));
     ruleset = own_rules.with_descriptor(rules);
-    site.ruleset = Some(&ruleset);
-    go_on(plan, &mut site, gate, mask, first.len())
+    context.ruleset = Some(&ruleset);
+    go_on(plan, &mut context, gate, mask, first.len())
 }
 
 /// Takes the steps from number `done` on, then supervises. The command's process is made as early
 /// as possible, so that it prepares itself while the init builds.
-fn go_on(plan: &Blueprint, site: &mut BuildContext<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
-    let built = build_sandbox(plan, site, gate, mask, done);
-    match built.and_then(|child| supervise_command(plan, site.control, child.map(|child| child.pid), site)) {
+fn go_on(plan: &Blueprint, context: &mut BuildContext<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
+    let built = build_sandbox(plan, context, gate, mask, done);
+    match built.and_then(|child| supervise_command(plan, context.control, child.map(|child| child.pid), context)) {
         Ok(()) => 0,
         Err(InitStepError { index, errno }) => {
-            let code = fail_init(site.control, index, errno);
-            remove_private_directory(plan, site);
+            let code = fail_init(context.control, index, errno);
+            remove_private_directory(plan, context);
             code
         }
     }
@@ -112,46 +113,46 @@ struct InitStepError {
 
 fn build_sandbox(
     plan: &Blueprint,
-    site: &mut BuildContext<'_>,
+    context: &mut BuildContext<'_>,
     gate: BorrowedFd<'_>,
     mask: Mode,
     done: usize,
 ) -> Result<Option<ClonedChild>, InitStepError> {
     let steps = plan.steps.len();
     let unmade = |errno| InitStepError { index: steps as u32, errno };
-    take_steps(&plan.steps, done..plan.alone, site)?;
+    take_steps(&plan.steps, done..plan.alone, context)?;
     if plan.command.as_ref().is_some_and(|program| program.terminal) {
         // The command's process group then has a parent in the session, so its terminal can stop
         // it. Orphaned process groups cannot be stopped (setpgid(2)).
         setsid().map_err(unmade)?;
         take_terminal().map_err(unmade)?;
     }
-    let (word, heard) = passing::socket_pair().map_err(unmade)?;
+    let (word, child_socket) = fd_passing::socket_pair().map_err(unmade)?;
     let start = |program: &PreparedCommand| {
-        fork_with(0, libc::SIGCHLD, || run_command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
+        fork_with(0, libc::SIGCHLD, || run_command(plan, program, gate, child_socket.as_fd(), context.ruleset, mask))
     };
     let child = plan.command.as_ref().map(start).transpose().map_err(unmade)?;
-    take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
-    hand_over(site).map_err(unmade)?;
+    take_steps(&plan.steps, done.max(plan.alone)..steps, context)?;
+    hand_over(context).map_err(unmade)?;
     // If the command is gone, it has reported why.
     let _ = LaunchMessage::Built { parts: BuiltFlags::default() }.send(word.as_fd(), &[]);
     Ok(child)
 }
 
 /// Reports to the caller that the sandbox is built, and passes the caller's descriptors.
-fn hand_over(site: &BuildContext<'_>) -> Result<(), Errno> {
-    let network = site.network.as_ref();
+fn hand_over(context: &BuildContext<'_>) -> Result<(), Errno> {
+    let network = context.network.as_ref();
     let all = [
-        (BuiltFlags::SCRATCH, site.scratch.as_ref()),
-        (BuiltFlags::HIDDEN_WATCHES, site.watches.as_ref()),
+        (BuiltFlags::SCRATCH, context.scratch.as_ref()),
+        (BuiltFlags::HIDDEN_WATCHES, context.watches.as_ref()),
         (BuiltFlags::DNS_SOCKET, network.map(|n| &n.names)),
         (BuiltFlags::UNREACHABLE_V4, network.map(|n| &n.unreachable)),
         (BuiltFlags::UNREACHABLE_V6, network.and_then(|n| n.unreachable_v6.as_ref())),
         (BuiltFlags::SOCKET_REQUESTS, network.map(|n| &n.asking)),
     ];
     let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { BuiltFlags::IPV6 } else { 0 };
-    parts |= u32::from(site.unmerged) << BuiltFlags::UNMERGED_SHIFT;
-    let mut descriptors = [site.control; passing::MAX_DESCRIPTORS];
+    parts |= u32::from(context.unmerged) << BuiltFlags::UNMERGED_SHIFT;
+    let mut descriptors = [context.control; fd_passing::MAX_DESCRIPTORS];
     let mut count = 0;
     for ((part, fd), slot) in all.iter().filter_map(|(part, fd)| Some((part, (*fd)?))).zip(&mut descriptors) {
         *slot = fd.as_fd();
@@ -159,16 +160,19 @@ fn hand_over(site: &BuildContext<'_>) -> Result<(), Errno> {
         count += 1;
     }
     LaunchMessage::Built { parts: BuiltFlags(parts) }
-        .send(site.control, descriptors.get(..count).unwrap_or_default())?;
-    site.walls.as_ref().map_or(Ok(()), |walls| LaunchMessage::Standing.send(site.control, &walls.fds()))
+        .send(context.control, descriptors.get(..count).unwrap_or_default())?;
+    context
+        .isolation
+        .as_ref()
+        .map_or(Ok(()), |isolation| LaunchMessage::Standing.send(context.control, &isolation.fds()))
 }
 
-fn take_steps(steps: &[InitStep], which: Range<usize>, site: &mut BuildContext<'_>) -> Result<(), InitStepError> {
+fn take_steps(steps: &[InitStep], which: Range<usize>, context: &mut BuildContext<'_>) -> Result<(), InitStepError> {
     for (index, step) in steps.iter().enumerate().take(which.end).skip(which.start) {
-        step.apply(site).map_err(|errno| InitStepError { index: index as u32, errno })?;
+        step.apply(context).map_err(|errno| InitStepError { index: index as u32, errno })?;
         // Of a plan with more steps than marks, only the first steps are marked.
         if index < FIRST_STAGE_MARK {
-            marks::set_mark(index);
+            time_marks::set_mark(index);
         }
     }
     Ok(())
@@ -180,7 +184,7 @@ fn supervise_command(
     plan: &Blueprint,
     control: BorrowedFd<'_>,
     command: Option<Pid>,
-    site: &BuildContext<'_>,
+    context: &BuildContext<'_>,
 ) -> Result<(), InitStepError> {
     let unwatched = |errno| InitStepError { index: plan.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
@@ -190,25 +194,25 @@ fn supervise_command(
     // caller.
     let counts = plan.command.as_ref().is_some_and(|program| program.counts_writes);
     let writes = if counts { OwnWrites::open() } else { None };
-    let mut keep = [
+    let mut open_fds = [
         writes.as_ref().map_or(-1, OwnWrites::as_raw),
         control.as_raw_fd(),
         ends.as_raw_fd(),
-        site.private_directory.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
-        site.watches.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
-        site.network.as_ref().map_or(-1, |network| network.serving.as_raw_fd()),
+        context.private_directory.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        context.watches.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        context.network.as_ref().map_or(-1, |network| network.serving.as_raw_fd()),
     ];
-    close_others(&mut keep)
+    close_others(&mut open_fds)
         .and_then(|()| caps::make_opaque())
         .and_then(|()| seccomp::install_filter(&plan.init_filter))
         .map_err(unwatched)?;
 
-    let asked = site.network.as_ref().map(|network| network.serving.as_fd());
+    let request_socket = context.network.as_ref().map(|network| network.serving.as_fd());
     let leads_session = plan.command.as_ref().is_some_and(|program| program.terminal);
-    let ended = watch_over((control, leads_session), ends.as_fd(), (asked, writes.as_ref()), command);
-    marks::set_mark(ENDED_MARK);
-    end_everything(plan, site);
-    marks::set_mark(REAPED_MARK);
+    let ended = watch_over((control, leads_session), ends.as_fd(), (request_socket, writes.as_ref()), command);
+    time_marks::set_mark(ENDED_MARK);
+    end_everything(plan, context);
+    time_marks::set_mark(REAPED_MARK);
     writes.iter().for_each(|writes| writes.report_count(control));
     if let Some(ended) = ended {
         let _ = LaunchMessage::Ended { ended, used: reap::children_used() }.send(control, &[]);
@@ -219,10 +223,10 @@ fn supervise_command(
 }
 
 /// Closes all descriptors but these; negative numbers stand for none.
-fn close_others(keep: &mut [i32]) -> Result<(), Errno> {
-    keep.sort_unstable();
-    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
-    descriptors::close_all_but(&keep[first..])
+fn close_others(open_fds: &mut [i32]) -> Result<(), Errno> {
+    open_fds.sort_unstable();
+    let first = open_fds.iter().position(|fd| *fd >= 0).unwrap_or(0);
+    descriptors::close_all_but(&open_fds[first..])
 }
 
 /// Returns the command's end, or `None` if the caller is gone. Without a command, only the caller
@@ -230,7 +234,7 @@ fn close_others(keep: &mut [i32]) -> Result<(), Errno> {
 fn watch_over(
     (control, leads_session): (BorrowedFd<'_>, bool),
     ends: BorrowedFd<'_>,
-    (mut asked, writes): (Option<BorrowedFd<'_>>, Option<&OwnWrites>),
+    (mut request_socket, writes): (Option<BorrowedFd<'_>>, Option<&OwnWrites>),
     command: Option<Pid>,
 ) -> Option<ProcessExit> {
     loop {
@@ -238,7 +242,7 @@ fn watch_over(
             return Some(ended);
         }
         // If there is no socket for requests, the control socket takes its slot.
-        let third = asked.unwrap_or(control);
+        let third = request_socket.unwrap_or(control);
         let mut waited = [control, ends, third].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut waited, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -247,11 +251,13 @@ fn watch_over(
         let [from_caller, _, for_socket] = waited.map(|w| w.revents());
         if fork_signals::drain_descriptor(ends) && leads_session {
             // The kernel signals only the session leader.
-            let told = [Signal::HUP, Signal::CONT].map(Signal::as_raw);
-            command.into_iter().for_each(|command| told.iter().for_each(|signal| reap::signal_group(command, *signal)));
+            let signals = [Signal::HUP, Signal::CONT].map(Signal::as_raw);
+            command
+                .into_iter()
+                .for_each(|command| signals.iter().for_each(|signal| reap::signal_group(command, *signal)));
         }
         if !for_socket.is_empty() {
-            asked = asked.filter(|asked| network::serve_one(*asked));
+            request_socket = request_socket.filter(|request_socket| network::serve_one(*request_socket));
         }
         if !from_caller.is_empty() {
             match LaunchMessage::receive_from(control, false) {
@@ -290,17 +296,17 @@ fn reap_until(
     None
 }
 
-fn end_everything(plan: &Blueprint, site: &BuildContext<'_>) {
+fn end_everything(plan: &Blueprint, context: &BuildContext<'_>) {
     match plan.level {
         IsolationLevel::Full => reap::end_namespace(),
         IsolationLevel::Restricted | IsolationLevel::None => cleanup::end_descendants(),
     }
-    remove_private_directory(plan, site);
+    remove_private_directory(plan, context);
 }
 
 /// Empties the private directory by its descriptor and removes its name.
-fn remove_private_directory(plan: &Blueprint, site: &BuildContext<'_>) {
-    let Some(directory) = &site.private_directory else { return };
+fn remove_private_directory(plan: &Blueprint, context: &BuildContext<'_>) {
+    let Some(directory) = &context.private_directory else { return };
     for step in &plan.steps {
         if let InitStep::PrivateDirectory { path, .. } = step {
             // The run may have removed the permissions. By path, because a descriptor cannot reach
@@ -368,7 +374,7 @@ fn run_command(
         return INIT_FAILED_EXIT_CODE;
     }
     fork_signals::reset_for_exec();
-    marks::set_mark(RELEASED_MARK);
+    time_marks::set_mark(RELEASED_MARK);
     // The program that runs is the one that was shown (L5).
     let errno = exec::exec_first(&program.candidates, &program.arguments, &program.environment);
     let _ = LaunchMessage::ExecFailed { errno }.send(gate, &[]);
@@ -384,8 +390,8 @@ fn prepare_command(
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
-    let done = |stage: usize| marks::set_mark(FIRST_STAGE_MARK + stage);
-    marks::set_mark(COMMAND_MADE_MARK);
+    let done = |stage: usize| time_marks::set_mark(FIRST_STAGE_MARK + stage);
+    time_marks::set_mark(COMMAND_MADE_MARK);
     own_session(plan, program).map_err(|e| (0, e))?;
     done(0);
     for (resource, limit) in &program.limits {
@@ -399,9 +405,9 @@ fn prepare_command(
     umask(mask);
     // Descriptors 0 to 2 are the command's streams already. The init's end of `built` is closed
     // too, because only then is the init's death noticed.
-    let mut keep =
+    let mut open_fds =
         [0, 1, 2, gate.as_raw_fd(), built.as_raw_fd(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw_fd())];
-    close_others(&mut keep).map_err(|e| (2, e))?;
+    close_others(&mut open_fds).map_err(|e| (2, e))?;
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
     done(2);
     caps::drop_all().map_err(|e| (3, e))?;
@@ -419,7 +425,7 @@ fn prepare_command(
     }
     done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
-    if plan.walls == NamespaceOwner::Standing {
+    if plan.isolation == NamespaceOwner::Standing {
         // From here on, the Landlock domain protects this process from its neighbours. The broker
         // must read the memory of this process.
         caps::make_transparent().map_err(|e| (7, e))?;
@@ -460,16 +466,16 @@ fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
 /// kernel refuses a terminal that another session controls.
 fn own_session(plan: &Blueprint, program: &PreparedCommand) -> Result<(), Errno> {
     if program.terminal {
-        lead_foreground()?;
+        become_foreground_group()?;
     } else {
         setsid()?;
     }
-    if plan.level != IsolationLevel::Full || plan.walls == NamespaceOwner::Standing {
+    if plan.level != IsolationLevel::Full || plan.isolation == NamespaceOwner::Standing {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // A parent outside this PID namespace has no number here. A process with a parent number
         // was adopted.
-        let is_adopted = plan.walls == NamespaceOwner::Standing && parent.is_some();
+        let is_adopted = plan.isolation == NamespaceOwner::Standing && parent.is_some();
         if is_adopted || getppid() != parent {
             return Err(Errno::SRCH);
         }

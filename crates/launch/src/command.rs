@@ -18,7 +18,7 @@ use crate::filter::{FilterOptions, FilterSize, command_filter};
 use super::blueprint::PrivateTree;
 use super::error::LaunchError;
 use super::layout::{ObjectIdentity, c_string, is_staged};
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 
 /// Default `PATH`: the directories to search for a program that is named without a directory.
 const DEFAULT_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
@@ -49,11 +49,11 @@ impl PreparedCommand {
     pub(super) fn new(
         plan: &AttemptPlan,
         candidates: Vec<CString>,
-        outfit: &LaunchOptions,
+        launch_options: &LaunchOptions,
         own: &Path,
         temp: Option<&Path>,
     ) -> Result<Self, LaunchError> {
-        let mut environment = outfit.build_environment(plan, own);
+        let mut environment = launch_options.build_environment(plan, own);
         if let Some(directory) = temp {
             // Without a mount namespace of its own, the run learns its temporary directory from a
             // variable.
@@ -62,8 +62,8 @@ impl PreparedCommand {
         let (filter, filter_size) = command_filter(
             plan.level,
             FilterOptions {
-                traced: outfit.asks_reads(plan),
-                own_network: outfit.own_network,
+                traced: launch_options.asks_reads(plan),
+                own_network: launch_options.own_network,
                 small_disk: small_disk(&plan.profile.limits).is_some(),
             },
         )?;
@@ -73,10 +73,10 @@ impl PreparedCommand {
             environment: build_environment(&environment)?,
             cwd: c_string(plan.cwd.as_os_str())?,
             cwd_identity: None,
-            terminal: outfit.terminal,
-            umask: outfit.umask,
+            terminal: launch_options.terminal,
+            umask: launch_options.umask,
             counts_writes: small_disk(&plan.profile.limits).is_some(),
-            limits: resource_limits(&plan.profile.limits, plan.level, outfit.asks),
+            limits: resource_limits(&plan.profile.limits, plan.level, launch_options.asks),
             filter,
             filter_size,
         })

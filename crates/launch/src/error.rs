@@ -95,7 +95,7 @@ pub fn apparmor_hint(read_sysctl: &dyn Fn(&str) -> String) -> Option<String> {
     restricts.then(|| {
         format!(
             "AppArmor restricts user namespaces here: load the profile `{APPARMOR_PROFILE}` of the Debian package \
-             for this program (see docs/install.md), {RESTRICTED_HINT}"
+             for this program; in a container, its seccomp profile must permit them too; {RESTRICTED_HINT}"
         )
     })
 }
@@ -110,7 +110,7 @@ fn namespace_hint(errno: Errno, read_sysctl: &dyn Fn(&str) -> String) -> String 
         return hint;
     }
     let what = match errno {
-        Errno::NOSPC => "raise `sysctl user.max_user_namespaces` (and max_net_namespaces and its kin)",
+        Errno::NOSPC => "raise `sysctl user.max_user_namespaces` (and `max_net_namespaces` and so on)",
         _ if read_sysctl("kernel/unprivileged_userns_clone").trim() == "0" => {
             "allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1`"
         }

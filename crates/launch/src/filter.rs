@@ -12,7 +12,7 @@ use stockade_sys::bpf::{
 
 #[path = "filter_base.rs"]
 mod base;
-use crate::table::{BitTest, SyscallTrap, notify_table};
+use crate::call_table::{BitTest, SyscallTrap, notify_table};
 
 /// The newest system call that these tables cover: `file_setattr` (kernel 6.17). Calls with higher
 /// numbers fail with ENOSYS. From 424 on, numbers are the same on every architecture.
@@ -43,7 +43,7 @@ pub struct FilterSize {
     /// Table entries that refuse.
     pub refused: usize,
     /// Table entries that ask the broker.
-    pub asked: usize,
+    pub broker_entries: usize,
 }
 
 /// Further options of a filter.
@@ -71,7 +71,7 @@ pub fn command_filter(
             .iter()
             .filter(|e| matches!(e.action, SeccompAction::Errno(_) | SeccompAction::KillProcess))
             .count(),
-        asked: rules.iter().filter(|e| e.action == SeccompAction::Notify).count(),
+        broker_entries: rules.iter().filter(|e| e.action == SeccompAction::Notify).count(),
     };
     Ok((compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)?, size))
 }
@@ -83,8 +83,9 @@ fn command_rules(level: IsolationLevel, options: FilterOptions) -> Vec<SeccompRu
     let of_hosts: &[FilterEntry] = if has_hosts { base::PORT_SHARING_ENTRIES } else { &[] };
     let of_disk: &[FilterEntry] = if options.small_disk { base::SMALL_DISK_ENTRIES } else { &[] };
     let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(FilterEntry::seccomp_rule);
-    let asked = notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| asked_rule(&trap));
-    refused.chain(asked).chain(base::OTHER_SOCKET_ENTRIES.iter().map(FilterEntry::seccomp_rule)).collect()
+    let broker_entries =
+        notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| notify_rule(&trap));
+    refused.chain(broker_entries).chain(base::OTHER_SOCKET_ENTRIES.iter().map(FilterEntry::seccomp_rule)).collect()
 }
 
 /// Returns the filter of a command with no trapped calls, for measurements.
@@ -95,7 +96,7 @@ pub fn unasked_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileEr
     compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)
 }
 
-fn asked_rule(trap: &SyscallTrap) -> SeccompRule {
+fn notify_rule(trap: &SyscallTrap) -> SeccompRule {
     let conditions = trap.when.iter().map(|test| {
         let (comparison, value) = match test.test {
             BitTest::Equals(value) => (ArgumentComparison::Equal, value),
@@ -153,8 +154,8 @@ mod tests {
             let (program, size) = command_filter(level, FilterOptions::default()).unwrap();
             let all = FilterOptions { traced: true, small_disk: true, ..FilterOptions::default() };
             let (longer, more) = command_filter(level, all).unwrap();
-            assert!(more.asked > size.asked && longer.len() > program.len());
-            assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
+            assert!(more.broker_entries > size.broker_entries && longer.len() > program.len());
+            assert!(program.len() < 1000 && size.refused > 50 && size.broker_entries > 20, "{size:?}");
             assert!(init_filter(level).unwrap().len() < 200);
             for entry in refused_entries(level)
                 .chain(base::OTHER_SOCKET_ENTRIES)

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{getegid, geteuid};
 use stockade_model::{EnforcementReport, IsolationLevel, ResourceUsage};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};
-use stockade_sys::passing::MAX_DESCRIPTORS;
+use stockade_sys::fd_passing::MAX_DESCRIPTORS;
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{ProcessExit, ProcessUsage};
-use stockade_sys::{Errno, fork_signals, passing};
+use stockade_sys::{Errno, fd_passing, fork_signals};
 
 use super::blueprint::{Blueprint, NamespaceOwner, PrivateTree};
 use super::child::{self, COMMAND_STAGES, InheritedDescriptors};
@@ -22,10 +22,10 @@ use super::error::LaunchError;
 use super::layout::MergedDirectory;
 use super::merge::allow_in_layer;
 use super::message::{BuiltFlags, LaunchMessage};
+use super::namespaces::NamespaceSet;
 use super::network::{NamespaceSockets, NetworkSockets};
 use super::restricted::PrivateDirectory;
 use super::times;
-use super::walls::NamespaceSet;
 
 /// Time-out for the building of a sandbox.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ pub struct LaunchedSandbox {
     temp: Option<OwnedFd>,
     hidden_reads: Option<HiddenReads>,
     network: Option<NetworkSockets>,
-    walls: Option<NamespaceSet>,
+    isolation: Option<NamespaceSet>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
@@ -132,7 +132,7 @@ impl LaunchingSandbox {
 
     /// Returns the private trees in which Landlock allows the command every change.
     pub fn kernel_enforced_trees(&self) -> impl Iterator<Item = PathBuf> {
-        self.private_trees().iter().filter(|tree| tree.floor_allows).map(|tree| tree.path.clone())
+        self.private_trees().iter().filter(|tree| tree.kernel_allows).map(|tree| tree.path.clone())
     }
 
     /// Returns the writable paths of the plan that did not exist and so are not attached.
@@ -226,21 +226,21 @@ pub fn launch_sandbox(blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<L
 /// # Errors
 /// [`LaunchError`] if not even the first process could be made.
 pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
-    let pair = || passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
+    let pair = || fd_passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
     // The streams get 0, 1 and 2 before anything else is done.
-    let mut keep: Vec<RawFd> = vec![0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()];
-    keep.extend(blueprint.held_descriptors());
-    keep.sort_unstable();
-    keep.dedup();
+    let mut open_fds: Vec<RawFd> = vec![0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()];
+    open_fds.extend(blueprint.held_descriptors());
+    open_fds.sort_unstable();
+    open_fds.dedup();
 
-    let namespaces = blueprint.level == IsolationLevel::Full && blueprint.walls == NamespaceOwner::Own;
+    let namespaces = blueprint.level == IsolationLevel::Full && blueprint.isolation == NamespaceOwner::Own;
     let inherited = InheritedDescriptors {
         control: control_inside.as_fd(),
         gate: gate_inside.as_fd(),
         stdio: streams,
-        keep: &keep,
+        open_fds: &open_fds,
     };
     let blocked = fork_signals::SignalBlockGuard::new().map_err(LaunchError::call_error("block signals"))?;
     let init = fork_with(if namespaces { INIT_NAMESPACES } else { 0 }, 0, || child::run_init(&blueprint, &inherited))
@@ -307,7 +307,7 @@ impl LaunchedSandbox {
             temp: None,
             hidden_reads: None,
             network: None,
-            walls: None,
+            isolation: None,
             report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
             private_trees: blueprint.private_trees().to_vec(),
             missing: blueprint.missing_paths().to_vec(),
@@ -363,8 +363,8 @@ impl LaunchedSandbox {
     }
 
     /// Returns the namespaces that later commands enter, for a persistent sandbox.
-    pub(super) fn take_walls(&mut self) -> Option<NamespaceSet> {
-        self.walls.take()
+    pub(super) fn take_namespaces(&mut self) -> Option<NamespaceSet> {
+        self.isolation.take()
     }
 
     /// Returns whether the directory of this number in [`LaunchOptions::merged`](super::LaunchOptions::merged)
@@ -460,9 +460,9 @@ impl LaunchedSandbox {
     fn note_end(&mut self, ended: ProcessExit, used: ProcessUsage) {
         times::tell_end();
         self.failed_to_execute();
-        let wall = self.released.map(|at| at.elapsed()).unwrap_or_default();
+        let wall_time = self.released.map(|at| at.elapsed()).unwrap_or_default();
         let usage = ResourceUsage {
-            wall_ms: wall.as_millis() as u64,
+            wall_ms: wall_time.as_millis() as u64,
             cpu_ms: used.cpu_us / 1000,
             memory_peak_bytes: used.memory_peak_bytes,
             ..ResourceUsage::default()
@@ -496,13 +496,13 @@ impl LaunchedSandbox {
         let deadline = Instant::now() + BUILD_TIMEOUT;
         // Without a command the gate has no peer.
         let spoken_to = if blueprint.command.is_some() { 2 } else { 1 };
-        let (mut gone, mut built, mut taken, mut ready) = (false, false, None, None);
+        let (mut socket_closed, mut built, mut built_parts, mut ready) = (false, false, None, None);
         loop {
             for socket in [self.control.as_fd(), self.gate.as_fd()].into_iter().take(spoken_to) {
                 match LaunchMessage::receive_from(socket, false) {
                     Ok(Some((LaunchMessage::Built { parts }, received))) => {
                         self.unmerged = parts.0 >> BuiltFlags::UNMERGED_SHIFT;
-                        taken = Some((parts, received.descriptors));
+                        built_parts = Some((parts, received.descriptors));
                         built = true;
                     }
                     Ok(Some((LaunchMessage::Ready { wait_killable, umask }, received))) => {
@@ -512,7 +512,7 @@ impl LaunchedSandbox {
                         ready = Some(wait_killable);
                     }
                     Ok(Some((LaunchMessage::Standing, received))) => {
-                        self.walls = Some(NamespaceSet::from_fds(received.descriptors).ok_or(LaunchError::Lost)?);
+                        self.isolation = Some(NamespaceSet::from_fds(received.descriptors).ok_or(LaunchError::Lost)?);
                         // No command will come.
                         ready = Some(true);
                     }
@@ -526,12 +526,12 @@ impl LaunchedSandbox {
                         return Err(LaunchError::Step { step, detail: detail.to_owned(), errno });
                     }
                     // The reason may still be in the other socket: read once more.
-                    Ok(None) | Err(Errno::PROTO | Errno::PIPE) if gone => return Err(LaunchError::Lost),
-                    Ok(None) => gone = true,
+                    Ok(None) | Err(Errno::PROTO | Errno::PIPE) if socket_closed => return Err(LaunchError::Lost),
+                    Ok(None) => socket_closed = true,
                     Ok(Some(_)) | Err(_) => {}
                 }
             }
-            if let Some((parts, descriptors)) = taken.take() {
+            if let Some((parts, descriptors)) = built_parts.take() {
                 self.take_parts(parts, descriptors, blueprint);
             }
             if let (true, Some(wait_killable)) = (built, ready) {

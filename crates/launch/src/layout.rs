@@ -12,11 +12,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
-use stockade_model::{AttemptPlan, RawText, judged_names};
+use stockade_model::{AttemptPlan, RawText, list_checked_names};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;
@@ -176,7 +176,7 @@ pub(super) struct MountAttachment {
     pub(super) path: CString,
     /// Path on the host, for [`MountKind::Brought`].
     pub(super) source: Option<CString>,
-    pub(super) nature: MountKind,
+    pub(super) mount_kind: MountKind,
     pub(super) directory: bool,
     pub(super) identity: ObjectIdentity,
     /// Directories to make first, relative to the run's own filesystem; the last is the target
@@ -186,13 +186,13 @@ pub(super) struct MountAttachment {
     pub(super) placeholder: CString,
     /// For [`MountKind::Private`]: nothing writable of the host is beneath, so the kernel alone can
     /// distinguish the run's own files from others.
-    pub(super) floor_allows: bool,
+    pub(super) kernel_allows: bool,
 }
 
 impl MountAttachment {
     /// Returns whether the run can change the object.
     pub(super) fn is_written(&self) -> bool {
-        is_written(&self.nature)
+        is_written(&self.mount_kind)
     }
 
     /// Returns the path without its leading slash, for a lookup beneath a root.
@@ -213,72 +213,72 @@ pub(super) struct RootLayout {
     pub(super) uncovered: usize,
 }
 
-/// Computes the view for `plan`. `program` is the program to execute, if it exists; `outfit` holds
+/// Computes the view for `plan`. `program` is the program to execute, if it exists; `launch_options` holds
 /// the launch options.
 pub(super) fn compute_layout(
     plan: &AttemptPlan,
     program: Option<&Path>,
-    outfit: &LaunchOptions,
+    launch_options: &LaunchOptions,
 ) -> Result<RootLayout, LaunchError> {
-    let mut natures: BTreeMap<PathBuf, MountKind> = BTreeMap::new();
+    let mut mount_kinds: BTreeMap<PathBuf, MountKind> = BTreeMap::new();
     for (path, name) in PRIVATE_TREE_NAMES {
         if is_plain_directory(Path::new(path)) {
-            natures.insert(PathBuf::from(path), MountKind::Private(name));
+            mount_kinds.insert(PathBuf::from(path), MountKind::Private(name));
         }
     }
-    natures.insert(PathBuf::from("/dev"), MountKind::Devices);
+    mount_kinds.insert(PathBuf::from("/dev"), MountKind::Devices);
     for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
-        natures.insert(path, MountKind::Masked);
+        mount_kinds.insert(path, MountKind::Masked);
     }
 
     let (writable, mut missing) = writable_roots(plan)?;
     for path in &writable {
-        natures.insert(path.clone(), MountKind::Writable);
+        mount_kinds.insert(path.clone(), MountKind::Writable);
     }
-    missing.extend(files_alone(plan, &natures));
-    if outfit.overlay.is_some() {
-        natures.insert(plan.workspace.as_path().to_owned(), MountKind::Staged);
+    missing.extend(files_alone(plan, &mount_kinds));
+    if launch_options.overlay.is_some() {
+        mount_kinds.insert(plan.workspace.as_path().to_owned(), MountKind::Staged);
     }
     for unit in protected_units(&writable, &plan.profile.filesystem.protect) {
-        natures.entry(unit).or_insert(MountKind::Readable);
+        mount_kinds.entry(unit).or_insert(MountKind::Readable);
     }
     let files = &plan.profile.filesystem;
     let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets);
     let needed: Vec<PathBuf> = needed.filter_map(resolve_existing).collect();
     for path in needed.into_iter().chain(program.map(Path::to_owned)) {
-        natures.entry(path).or_insert(MountKind::Visible { even_hidden: false });
+        mount_kinds.entry(path).or_insert(MountKind::Visible { even_hidden: false });
     }
     let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(resolve_existing).collect();
-    let to_hide = outfit.hidden_there(plan);
+    let to_hide = launch_options.hidden_there(plan);
     let uncovered = files.hide.len() - to_hide.len();
     for path in to_hide.iter().filter(|path| !revealed.contains(path)) {
-        if !matches!(natures.get(path), Some(MountKind::Writable | MountKind::Staged)) {
-            natures.insert(path.clone(), MountKind::Hidden(placeholder_children(path)));
+        if !matches!(mount_kinds.get(path), Some(MountKind::Writable | MountKind::Staged)) {
+            mount_kinds.insert(path.clone(), MountKind::Hidden(placeholder_children(path)));
         }
     }
     for path in revealed {
         if let MountKind::Visible { even_hidden } =
-            natures.entry(path).or_insert(MountKind::Visible { even_hidden: true })
+            mount_kinds.entry(path).or_insert(MountKind::Visible { even_hidden: true })
         {
             *even_hidden = true;
         }
     }
-    if let Some(kept) = &outfit.kept {
-        natures.insert(kept.clone(), MountKind::Kept);
+    if let Some(kept) = &launch_options.kept {
+        mount_kinds.insert(kept.clone(), MountKind::Kept);
     }
-    if outfit.merged.len() > MAX_MERGED_DIRECTORIES {
+    if launch_options.merged.len() > MAX_MERGED_DIRECTORIES {
         return Err(LaunchError::Unfit(format!("at most {MAX_MERGED_DIRECTORIES} directories can be merged")));
     }
-    for (index, merged) in outfit.merged.iter().enumerate() {
-        natures.insert(merged.directory.clone(), merged.to_mount_kind(index)?);
+    for (index, merged) in launch_options.merged.iter().enumerate() {
+        mount_kinds.insert(merged.directory.clone(), merged.to_mount_kind(index)?);
         for shown in &merged.shown {
-            natures.entry(shown.clone()).or_insert(MountKind::Visible { even_hidden: false });
+            mount_kinds.entry(shown.clone()).or_insert(MountKind::Visible { even_hidden: false });
         }
     }
-    for (index, (path, _)) in outfit.files.iter().enumerate() {
-        natures.insert(provided_at(path)?, MountKind::Provided(index));
+    for (index, (path, _)) in launch_options.files.iter().enumerate() {
+        mount_kinds.insert(provided_at(path)?, MountKind::Provided(index));
     }
-    Ok(RootLayout { attachments: select_attachments(natures)?, missing, uncovered })
+    Ok(RootLayout { attachments: select_attachments(mount_kinds)?, missing, uncovered })
 }
 
 /// Returns the canonical path at which a provided file is attached. It covers an existing object,
@@ -293,26 +293,28 @@ pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
 }
 
 /// Keeps the attachments that change the view, and adds how each is attached.
-pub(super) fn select_attachments(natures: BTreeMap<PathBuf, MountKind>) -> Result<Vec<MountAttachment>, LaunchError> {
+pub(super) fn select_attachments(
+    mount_kinds: BTreeMap<PathBuf, MountKind>,
+) -> Result<Vec<MountAttachment>, LaunchError> {
     let mut kept: Vec<(PathBuf, MountAttachment)> = Vec::new();
     // Indices in `kept` of the objects around the last one kept. The paths within a path come
     // directly after it.
     let mut outer: Vec<usize> = Vec::new();
-    for (path, nature) in natures {
+    for (path, mount_kind) in mount_kinds {
         while outer.last().and_then(|index| kept.get(*index)).is_some_and(|(outer, _)| !path.starts_with(outer)) {
             outer.pop();
         }
         let around = outer.last().and_then(|index| kept.get(*index));
-        let around_nature = around.map_or(&MountKind::Readable, |(_, a)| &a.nature);
-        if is_redundant(&nature, around_nature) {
+        let outer_kind = around.map_or(&MountKind::Readable, |(_, a)| &a.mount_kind);
+        if is_redundant(&mount_kind, outer_kind) {
             continue;
         }
-        let source = match &nature {
+        let source = match &mount_kind {
             MountKind::Brought { from, .. } => Some(from.as_path()),
             _ => None,
         };
         // An object within a brought tree is looked up at its source on the host.
-        let brought = around.and_then(|(outer, a)| match &a.nature {
+        let brought = around.and_then(|(outer, a)| match &a.mount_kind {
             MountKind::Brought { from, .. } => Some(from.join(path.strip_prefix(outer).ok()?)),
             _ => None,
         });
@@ -320,7 +322,7 @@ pub(super) fn select_attachments(natures: BTreeMap<PathBuf, MountKind>) -> Resul
         let metadata =
             object.symlink_metadata().map_err(|e| LaunchError::Path { path: object.to_owned(), why: e.to_string() })?;
         let source = source.map(|from| c_string(from.as_os_str())).transpose()?;
-        let base = around.and_then(|(outer, a)| match a.nature {
+        let base = around.and_then(|(outer, a)| match a.mount_kind {
             MountKind::Private(name) => Some((outer, name.to_owned())),
             MountKind::Hidden(_) => Some((outer, a.placeholder.clone())),
             _ => None,
@@ -332,29 +334,30 @@ pub(super) fn select_attachments(natures: BTreeMap<PathBuf, MountKind>) -> Resul
         let attachment = MountAttachment {
             path: c_string(path.as_os_str())?,
             source,
-            nature,
+            mount_kind,
             directory: metadata.is_dir(),
             identity: ObjectIdentity { device: metadata.dev(), inode: metadata.ino() },
             scaffold,
             placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
-            floor_allows: true,
+            kernel_allows: true,
         };
         outer.push(kept.len());
         kept.push((path, attachment));
     }
-    let writable: Vec<PathBuf> = kept.iter().filter(|(_, a)| is_written(&a.nature)).map(|(p, _)| p.clone()).collect();
+    let writable: Vec<PathBuf> =
+        kept.iter().filter(|(_, a)| is_written(&a.mount_kind)).map(|(p, _)| p.clone()).collect();
     Ok(kept
         .into_iter()
         .map(|(path, mut a)| {
-            a.floor_allows = !writable.iter().any(|w| w.starts_with(&path));
+            a.kernel_allows = !writable.iter().any(|w| w.starts_with(&path));
             a
         })
         .collect())
 }
 
 /// Returns whether the run can change the object through the broker.
-fn is_written(nature: &MountKind) -> bool {
-    matches!(nature, MountKind::Writable | MountKind::Staged | MountKind::Brought { writable: true, .. })
+fn is_written(mount_kind: &MountKind) -> bool {
+    matches!(mount_kind, MountKind::Writable | MountKind::Staged | MountKind::Brought { writable: true, .. })
 }
 
 /// Returns whether writes in the workspace are staged, and anything there can be written at all.
@@ -363,8 +366,8 @@ pub fn is_staged(plan: &AttemptPlan) -> bool {
     files.stage && files.write.iter().any(|root| plan.workspace.as_path().starts_with(root.as_path()))
 }
 
-fn is_redundant(nature: &MountKind, around: &MountKind) -> bool {
-    match nature {
+fn is_redundant(mount_kind: &MountKind, around: &MountKind) -> bool {
+    match mount_kind {
         // In a stage only the broker protects names, because a name that is granted later must lead
         // into the stage as well.
         MountKind::Readable => !matches!(around, MountKind::Writable),
@@ -410,11 +413,12 @@ fn writable_roots(plan: &AttemptPlan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), La
 /// Returns the granted files with names that the broker removes and replaces on the host, because
 /// inside the directory around is read-only. Their mounts vanish with the name: a mount point in
 /// another mount namespace can be removed (mount_namespaces(7)).
-fn files_alone(plan: &AttemptPlan, natures: &BTreeMap<PathBuf, MountKind>) -> Vec<PathBuf> {
+fn files_alone(plan: &AttemptPlan, mount_kinds: &BTreeMap<PathBuf, MountKind>) -> Vec<PathBuf> {
     let hidden = |path: &Path| plan.profile.filesystem.hide.iter().any(|hidden| path.starts_with(hidden.as_path()));
-    let replaced = |path: &Path| path.ancestors().skip(1).any(|above| natures.contains_key(above));
+    let replaced = |path: &Path| path.ancestors().skip(1).any(|above| mount_kinds.contains_key(above));
     let is_alone = |path: &&PathBuf| !replaced(path) && !hidden(path) && path.is_file();
-    let written = natures.iter().filter(|(_, nature)| matches!(nature, MountKind::Writable)).map(|(path, _)| path);
+    let written =
+        mount_kinds.iter().filter(|(_, mount_kind)| matches!(mount_kind, MountKind::Writable)).map(|(path, _)| path);
     written.filter(is_alone).cloned().collect()
 }
 
@@ -437,8 +441,8 @@ fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
     let mut units = Vec::new();
     // Files that the broker judges are replaced by a rename, which no mount allows, or written
     // beneath. The broker judges each change.
-    let judged: Vec<&str> = judged_names().collect();
-    let covered: Vec<&String> = protect.iter().filter(|entry| !judged.contains(&entry.as_str())).collect();
+    let known_names: Vec<&str> = list_checked_names().collect();
+    let covered: Vec<&String> = protect.iter().filter(|entry| !known_names.contains(&entry.as_str())).collect();
     for root in roots {
         let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
             continue;
@@ -506,7 +510,6 @@ pub fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
 
 /// Returns the canonical path of the object that a path of the plan names, if it exists.
 pub(super) fn resolve_existing(text: &RawText) -> Option<PathBuf> {
-    // Most paths do not exist.
     // Most of these paths do not exist. One system call shows that, while each component costs another.
     text.as_path().symlink_metadata().ok()?;
     text.as_path().canonicalize().ok()
@@ -604,13 +607,13 @@ mod tests {
         let found = compute_layout(&plan, None, &LaunchOptions::default()).unwrap();
         let beneath = found.attachments.iter().filter_map(|a| {
             let path = Path::new(OsStr::from_bytes(a.path.to_bytes())).strip_prefix(&root).ok()?;
-            let nature = match a.nature {
+            let mount_kind = match a.mount_kind {
                 MountKind::Writable => "writable",
                 MountKind::Readable | MountKind::Visible { .. } => "readable",
                 MountKind::Hidden(_) => "hidden",
                 _ => "other",
             };
-            Some(format!("{} {nature}", path.display()))
+            Some(format!("{} {mount_kind}", path.display()))
         });
         assert_eq!(beneath.collect::<Vec<_>>(), expected);
         // Every attachment in a tree that starts empty has a mount point made for it.
@@ -620,7 +623,7 @@ mod tests {
                 let outer = Path::new(OsStr::from_bytes(a.path.to_bytes()));
                 outer != path && path.starts_with(outer)
             });
-            let empty = parent.is_some_and(|a| matches!(a.nature, MountKind::Private(_) | MountKind::Hidden(_)));
+            let empty = parent.is_some_and(|a| matches!(a.mount_kind, MountKind::Private(_) | MountKind::Hidden(_)));
             assert_eq!(empty, !attachment.scaffold.is_empty(), "{attachment:?}");
         }
     }

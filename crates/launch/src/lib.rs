@@ -10,32 +10,34 @@
 #![forbid(unsafe_code)]
 
 mod blueprint;
+mod call_table;
 mod child;
 mod cleanup;
 mod command;
 mod error;
+mod exiting_inits;
 pub mod filter;
+mod held_layers;
 mod launched;
 mod layout;
-mod leaving;
 mod merge;
 mod message;
+mod namespaces;
 mod network;
-mod nursery;
-mod outfit;
-mod own_writes;
+mod options;
+mod persistent_init;
+mod prewarmed_init;
 mod restricted;
-mod shelf;
-mod standing;
 mod step;
-mod table;
 mod times;
-mod walls;
+mod write_counter;
 
 pub use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
+pub use call_table::{ArgTest, ArgumentLayout, BitTest, SyscallTrap, notify_table, only_reads};
 pub use command::build_image;
 pub use error::{LaunchError, apparmor_hint, read_sysctl};
+pub use held_layers::{enter_own_mounts, mount_overlay, mount_overlay_root};
 pub use launched::{
     CommandStdio, ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, begin_launch, launch_sandbox,
 };
@@ -44,11 +46,9 @@ pub use layout::{MAX_MERGED_DIRECTORIES, hidden_there, is_staged};
 pub use layout::{MergedDirectory, OverlayWriteLayer};
 pub use network::{NamespaceSockets, NetworkSockets};
 pub use network::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
-pub use nursery::{MountTableWatch, PrewarmedInit};
-pub use outfit::{LaunchOptions, NamedFile, NamingVariable};
+pub use options::{LaunchOptions, NamedFile, NamingVariable};
+pub use persistent_init::{PersistentNamespaces, RootSpec};
+pub use prewarmed_init::{MountTableWatch, PrewarmedInit};
 pub use restricted::late_roots;
-pub use shelf::{enter_own_mounts, mount_overlay, mount_shelf};
-pub use standing::{PersistentNamespaces, RootSpec};
 pub use stockade_sys::reap::ProcessExit;
-pub use table::{ArgTest, ArgumentLayout, BitTest, SyscallTrap, notify_table, only_reads};
 pub use times::EVENT_TARGET as TIMES_TARGET;

@@ -27,7 +27,7 @@ const LONG_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 /// Returns the steps that make the run's own overlays of a layout.
 pub(super) fn merge_steps(attachments: &[MountAttachment]) -> impl Iterator<Item = InitStep> {
     attachments.iter().filter_map(|attachment| {
-        let MountKind::Merged(merged) = &attachment.nature else { return None };
+        let MountKind::Merged(merged) = &attachment.mount_kind else { return None };
         let lower = IdentifiedDirectory { path: attachment.path.clone(), identity: attachment.identity };
         Some(InitStep::Merge { index: merged.index, lower, overlay: merged.overlay.clone()? })
     })
@@ -36,28 +36,28 @@ pub(super) fn merge_steps(attachments: &[MountAttachment]) -> impl Iterator<Item
 /// Makes an overlay that is attached later. If that fails, the directory stays read-only, as in the
 /// root.
 pub(super) fn prepare_overlay(
-    site: &mut BuildContext<'_>,
+    context: &mut BuildContext<'_>,
     index: usize,
     lower: &IdentifiedDirectory,
     overlay: &OverlayWriteLayer,
 ) -> Result<(), Errno> {
-    let tree = lay_over_when_free(lower, overlay, &mut site.busy_retries);
-    if let (Ok(tree), Some(slot)) = (tree, site.merged.get_mut(index)) {
+    let tree = lay_over_when_free(lower, overlay, &mut context.busy_retries);
+    if let (Ok(tree), Some(slot)) = (tree, context.merged.get_mut(index)) {
         *slot = Some(tree);
     }
     Ok(())
 }
 
 /// Takes over the layers from the caller's messages: copies of mounts that another process holds.
-pub(super) fn take_layers(site: &mut BuildContext<'_>) -> Result<(), Errno> {
+pub(super) fn take_layers(context: &mut BuildContext<'_>) -> Result<(), Errno> {
     let mut number = 0;
     loop {
-        let Some((LaunchMessage::Layers { is_last }, received)) = LaunchMessage::receive_from(site.control, true)?
+        let Some((LaunchMessage::Layers { is_last }, received)) = LaunchMessage::receive_from(context.control, true)?
         else {
             return Err(Errno::PROTO);
         };
         for tree in received.descriptors.into_iter().flatten() {
-            *site.merged.get_mut(number).ok_or(Errno::PROTO)? = Some(tree);
+            *context.merged.get_mut(number).ok_or(Errno::PROTO)? = Some(tree);
             number += 1;
         }
         if is_last {
@@ -112,22 +112,22 @@ pub(super) fn overlay_of(
 /// Attaches an overlay over a directory, if the overlay exists. Without it, no run can change the
 /// directory.
 pub(super) fn attach_merged(
-    site: &mut BuildContext<'_>,
+    context: &mut BuildContext<'_>,
     attachment: &MountAttachment,
     merged: &MergedOverlay,
 ) -> Result<(), Errno> {
-    let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
-        site.unmerged |= 1 << merged.index;
+    let Some(tree) = context.merged.get_mut(merged.index).and_then(Option::take) else {
+        context.unmerged |= 1 << merged.index;
         return Ok(());
     };
-    let target = open_plain(site.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
+    let target = open_plain(context.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
     attach_mount(tree.as_fd(), target.as_fd())?;
     if merged.overlay.is_none() {
         // The process that passed the layer has done that.
         return Ok(());
     }
     allow_in_layer(tree.as_fd(), merged.is_whole(), merged.directories.iter(), |object, rights| {
-        site.allow_rights(object, rights)
+        context.allow_rights(object, rights)
     })
 }
 

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 
 use stockade_sys::Errno;
-use stockade_sys::passing::{self, ReceivedMessage};
+use stockade_sys::fd_passing::{self, ReceivedMessage};
 use stockade_sys::reap::{ProcessExit, ProcessUsage};
 
 /// Bytes of every message.
@@ -107,13 +107,13 @@ impl LaunchMessage {
         bytes[8..12].copy_from_slice(&i32::to_ne_bytes(b));
         bytes[16..24].copy_from_slice(&u64::to_ne_bytes(c));
         bytes[24..32].copy_from_slice(&u64::to_ne_bytes(d));
-        passing::send_message(socket, &bytes, descriptors)
+        fd_passing::send_message(socket, &bytes, descriptors)
     }
 
     /// Receives a message; returns `None` if the peer is gone. Uses system calls only.
     pub(super) fn receive_from(socket: BorrowedFd<'_>, wait: bool) -> Result<Option<(Self, ReceivedMessage)>, Errno> {
         let mut bytes = [0; MESSAGE_BYTES];
-        let received = match passing::receive_message(socket, &mut bytes, wait) {
+        let received = match fd_passing::receive_message(socket, &mut bytes, wait) {
             Err(Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn every_message_arrives_as_it_was_sent() {
         let used = ProcessUsage { cpu_us: 7, memory_peak_bytes: 1 << 40 };
-        let (one, other) = passing::socket_pair().unwrap();
+        let (one, other) = fd_passing::socket_pair().unwrap();
         for message in [
             LaunchMessage::StepFailed { index: 3, errno: Errno::PERM },
             LaunchMessage::StageFailed { index: 0, errno: Errno::NOSYS },
@@ -189,9 +189,9 @@ mod tests {
 
     #[test]
     fn a_message_of_another_size_or_kind_is_refused() {
-        let (one, other) = passing::socket_pair().unwrap();
+        let (one, other) = fd_passing::socket_pair().unwrap();
         for bytes in [&[0_u8; 5][..], &[0; 32], &[255; 32]] {
-            passing::send_message(one.as_fd(), bytes, &[]).unwrap();
+            fd_passing::send_message(one.as_fd(), bytes, &[]).unwrap();
             assert_eq!(LaunchMessage::receive_from(other.as_fd(), true).unwrap_err(), Errno::PROTO);
         }
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_sys::passing::{self, ReceivedMessage};
+use stockade_sys::fd_passing::{self, ReceivedMessage};
 use stockade_sys::ready::readable_before;
 use stockade_sys::{Errno, net};
 
@@ -44,7 +44,7 @@ impl RunNetwork {
         // Where the settings are read-only, e.g. in a container, the kernel refuses such ports.
         let _ = net::permit_every_port();
         let any = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
-        let (asking, serving) = passing::socket_pair()?;
+        let (asking, serving) = fd_passing::socket_pair()?;
         Ok(Self {
             names: net::udp_receiver(SocketAddr::new(any, DNS_PORT))?,
             unreachable: net::unreachable_receiver(false)?,
@@ -114,16 +114,16 @@ impl NamespaceSockets {
         let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
     }
 
-    fn request_socket(&self, wanted: SocketRequest) -> Result<OwnedFd, Errno> {
+    fn request_socket(&self, socket_request: SocketRequest) -> Result<OwnedFd, Errno> {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        passing::send_message(socket.as_fd(), &wanted.to_bytes(), &[])?;
+        fd_passing::send_message(socket.as_fd(), &socket_request.to_bytes(), &[])?;
         if !readable_before(&[socket.as_fd()], Instant::now() + SOCKET_TIMEOUT)? {
             // A late reply would be read as the reply to the next request.
             let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
             return Err(Errno::TIMEDOUT);
         }
         let mut reply = [0; REQUEST_BYTES];
-        let received = passing::receive_message(socket.as_fd(), &mut reply, false)?;
+        let received = fd_passing::receive_message(socket.as_fd(), &mut reply, false)?;
         socket_from_reply(&reply, received)
     }
 }
@@ -146,7 +146,7 @@ fn socket_from_reply(reply: &[u8; REQUEST_BYTES], received: ReceivedMessage) -> 
 /// Uses system calls only.
 pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
     let mut request = [0; REQUEST_BYTES];
-    match passing::receive_message(serving, &mut request, false) {
+    match fd_passing::receive_message(serving, &mut request, false) {
         Ok(received) if received.length == REQUEST_BYTES => {}
         Err(Errno::AGAIN) => return true,
         _ => return false,
@@ -158,10 +158,10 @@ pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
     };
     let mut reply = [0; REQUEST_BYTES];
     match made {
-        Ok(made) => passing::send_message(serving, &reply, &[made.as_fd()]),
+        Ok(made) => fd_passing::send_message(serving, &reply, &[made.as_fd()]),
         Err(errno) => {
             reply[..4].copy_from_slice(&errno.raw_os_error().to_ne_bytes());
-            passing::send_message(serving, &reply, &[])
+            fd_passing::send_message(serving, &reply, &[])
         }
     }
     .is_ok()
@@ -212,8 +212,8 @@ mod tests {
     fn what_is_asked_for_arrives_as_it_was_meant() {
         for address in ["1.2.3.4:443", "[2001:db8::1]:80", "[::]:53"] {
             let address = address.parse().unwrap();
-            for wanted in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
-                assert_eq!(SocketRequest::from_bytes(&wanted.to_bytes()), Some(wanted));
+            for socket_request in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
+                assert_eq!(SocketRequest::from_bytes(&socket_request.to_bytes()), Some(socket_request));
             }
         }
         assert_eq!(SocketRequest::from_bytes(&[0; REQUEST_BYTES]), None);
@@ -222,14 +222,14 @@ mod tests {
 
     #[test]
     fn an_init_that_is_gone_or_silent_is_an_error_at_once_or_in_time() {
-        let (asking, serving) = passing::socket_pair().unwrap();
+        let (asking, serving) = fd_passing::socket_pair().unwrap();
         let sockets = NamespaceSockets::new(asking);
         let at = "127.0.0.1:0".parse().unwrap();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| sockets.open_listener(at));
+            let listener_thread = scope.spawn(|| sockets.open_listener(at));
             while !readable_before(&[serving.as_fd()], Instant::now() + SOCKET_TIMEOUT).unwrap() {}
             assert!(serve_one(serving.as_fd()));
-            assert!(asked.join().unwrap().is_ok());
+            assert!(listener_thread.join().unwrap().is_ok());
         });
         assert_eq!(sockets.open_socket(at).unwrap_err(), Errno::TIMEDOUT);
         assert!(sockets.open_socket(at).is_err());

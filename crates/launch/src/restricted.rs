@@ -110,8 +110,8 @@ fn remove_whole(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
 fn remove_leftovers(parent: &Path) {
     let Ok(held) = open_directory(CWD, parent.as_os_str()) else { return };
     let own = rustix::process::geteuid().as_raw();
-    let is_left = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(LEFTOVER_PREFIX.as_bytes());
-    for entry in parent.read_dir().into_iter().flatten().take(MAX_SWEPT_ENTRIES).flatten().filter(is_left) {
+    let is_leftover = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(LEFTOVER_PREFIX.as_bytes());
+    for entry in parent.read_dir().into_iter().flatten().take(MAX_SWEPT_ENTRIES).flatten().filter(is_leftover) {
         if entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own) {
             let _ = remove_whole(held.as_fd(), &entry.file_name());
         }
@@ -162,7 +162,10 @@ impl ReadAllowList<'_> {
                 // A directory that cannot be listed stays unreadable, except for the paths to the
                 // named trees.
                 let Ok(entries) = path.read_dir() else {
-                    return self.ways_from(path).iter().try_for_each(|way| self.allow_beneath(ruleset, way, budget));
+                    return self
+                        .list_named_entries(path)
+                        .iter()
+                        .try_for_each(|named_entry| self.allow_beneath(ruleset, named_entry, budget));
                 };
                 let is_link = |entry: &DirEntry| entry.file_type().map_or(true, |t| t.is_symlink());
                 entries
@@ -179,7 +182,7 @@ impl ReadAllowList<'_> {
     }
 
     /// Returns the entries of a directory that lead to a named tree.
-    fn ways_from(&self, path: &Path) -> BTreeSet<PathBuf> {
+    fn list_named_entries(&self, path: &Path) -> BTreeSet<PathBuf> {
         let below = |tree: &PathBuf| Some(path.join(tree.strip_prefix(path).ok()?.components().next()?));
         self.hidden.iter().chain(self.shown).filter_map(below).collect()
     }

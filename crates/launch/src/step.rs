@@ -26,8 +26,8 @@ use super::layout::{
 };
 use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
 use super::message::LaunchMessage;
+use super::namespaces::NamespaceSet;
 use super::network::RunNetwork;
-use super::walls::NamespaceSet;
 
 /// Most terminals of one run. The whole machine has some thousands.
 const MAX_TERMINALS: &CStr = c"256";
@@ -66,7 +66,7 @@ pub(super) struct BuildContext<'a> {
     /// Sockets of the network namespace.
     pub(super) network: Option<RunNetwork>,
     /// Namespaces that later commands enter.
-    pub(super) walls: Option<NamespaceSet>,
+    pub(super) isolation: Option<NamespaceSet>,
 }
 
 impl<'a> BuildContext<'a> {
@@ -85,7 +85,7 @@ impl<'a> BuildContext<'a> {
             watches: None,
             private_directory: None,
             network: None,
-            walls: None,
+            isolation: None,
         }
     }
 
@@ -267,66 +267,66 @@ impl InitStep {
     }
 
     /// Applies the step. Uses system calls only.
-    pub(super) fn apply(&self, site: &mut BuildContext<'_>) -> Result<(), Errno> {
+    pub(super) fn apply(&self, context: &mut BuildContext<'_>) -> Result<(), Errno> {
         match self {
             Self::ClaimIdentity { uid_map, gid_map } => claim_identity(uid_map, gid_map),
-            Self::AwaitIdentity => await_identity(site.control),
+            Self::AwaitIdentity => await_identity(context.control),
             Self::LeaveGroups => set_thread_groups(&[]),
-            Self::PrivateDirectory { path, rights } => make_private_directory(site, path, *rights),
+            Self::PrivateDirectory { path, rights } => make_private_directory(context, path, *rights),
             Self::OwnFile { name, content } => {
-                fill_file(site.private_directory.as_ref().ok_or(Errno::BADF)?.as_fd(), name, content)
+                fill_file(context.private_directory.as_ref().ok_or(Errno::BADF)?.as_fd(), name, content)
             }
             Self::Namespaces => unshare_namespaces(FULL_NAMESPACES),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
             Self::Proc => {
                 let forbids = MountRestrictions { write: true, devices: true, setuid: true, exec: true };
-                site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
+                context.proc = Some(new_filesystem(c"proc", &[], forbids)?);
                 Ok(())
             }
             Self::Quotas(quotas) => set_quotas(quotas),
             Self::CopyRoot => {
-                site.root = Some(copy_tree(CWD, c"/")?);
+                context.root = Some(copy_tree(CWD, c"/")?);
                 Ok(())
             }
             Self::Stage { workspace, overlay } => {
-                site.overlay = Some(lay_over(workspace, overlay, c"off")?);
+                context.overlay = Some(lay_over(workspace, overlay, c"off")?);
                 Ok(())
             }
-            Self::Merge { index, lower, overlay } => prepare_overlay(site, *index, lower, overlay),
-            Self::TakeLayers => take_layers(site),
-            Self::Root { size } => build_root(site, size.as_ref()),
-            Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch_fd()?, e)),
-            Self::Attach(attachment) => attach_one(site, attachment),
-            Self::Devices(devices) => attach_devices(site, devices),
-            Self::Watch(names) => watch_placeholders(site, names),
+            Self::Merge { index, lower, overlay } => prepare_overlay(context, *index, lower, overlay),
+            Self::TakeLayers => take_layers(context),
+            Self::Root { size } => build_root(context, size.as_ref()),
+            Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(context.scratch_fd()?, e)),
+            Self::Attach(attachment) => attach_one(context, attachment),
+            Self::Devices(devices) => attach_devices(context, devices),
+            Self::Watch(names) => watch_placeholders(context, names),
             Self::Network => {
-                site.network = Some(RunNetwork::set_up()?);
+                context.network = Some(RunNetwork::set_up()?);
                 Ok(())
             }
             Self::SwapRoot => {
-                fchdir(site.root_fd()?)?;
+                fchdir(context.root_fd()?)?;
                 swap_root()
             }
             Self::AdoptOrphans => stockade_sys::reap::adopt_orphans(),
             // The init listens inside for the egress proxy, on any port.
-            Self::DropPrivileges if site.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
+            Self::DropPrivileges if context.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
             Self::DropPrivileges => caps::drop_all(),
             Self::EmptyRoot(entries) => {
                 let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
                 let root = new_filesystem(c"tmpfs", &[(c"mode", c"0755")], forbids)?;
                 entries.iter().try_for_each(|entry| make_entry(root.as_fd(), entry))?;
-                site.root = Some(root);
+                context.root = Some(root);
                 Ok(())
             }
             Self::HoldWalls => {
-                site.walls = Some(NamespaceSet::of_this_process()?);
+                context.isolation = Some(NamespaceSet::of_this_process()?);
                 Ok(())
             }
-            Self::Enter(walls) => walls.enter_all(),
+            Self::Enter(isolation) => isolation.enter_all(),
             Self::Allow(paths) => paths.iter().try_for_each(|(path, rights)| {
                 let object = open_plain(CWD, path, ResolveFlags::empty())?;
-                site.allow_rights(object.as_fd(), *rights)
+                context.allow_rights(object.as_fd(), *rights)
             }),
             Self::Opaque => caps::make_opaque(),
         }
@@ -335,7 +335,7 @@ impl InitStep {
 
 fn describe_attachment(attachment: &MountAttachment) -> String {
     let path = RawText::from(attachment.path.as_bytes()).to_escaped();
-    match &attachment.nature {
+    match &attachment.mount_kind {
         MountKind::Private(_) => format!("{path} private"),
         MountKind::Devices => format!("{path} with few devices"),
         MountKind::Writable => format!("{path} writable"),
@@ -380,8 +380,8 @@ fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Builds the new root. The root is copied before anything is attached to the old one, and attached
 /// before anything is attached to it. Both the run's own filesystem and the new root are attached
 /// over `/proc`, because every system has this directory and it is not used again.
-fn build_root(site: &mut BuildContext<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
-    let root = site.root.take().ok_or(Errno::BADF)?;
+fn build_root(context: &mut BuildContext<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
+    let root = context.root.take().ok_or(Errno::BADF)?;
     let (bytes, files) = size.map_or((c"", c""), |size| (&*size.bytes, &*size.files));
     let scratch_options = [(c"mode", c"0755"), (c"size", bytes), (c"nr_inodes", files)];
     let used = if size.is_some() { 3 } else { 1 };
@@ -395,10 +395,10 @@ fn build_root(site: &mut BuildContext<'_>, size: Option<&TempSize>) -> Result<()
     attach_at(placeholders.as_fd(), CWD, c"/proc")?;
     attach_at(root.as_fd(), CWD, c"/proc")?;
     restrict_mount(root.as_fd(), MountRestrictions { write: true, ..forbids }, true)?;
-    if let Some(proc) = site.proc.take() {
+    if let Some(proc) = context.proc.take() {
         attach_at(proc.as_fd(), root.as_fd(), c"proc")?;
     }
-    (site.root, site.scratch, site.placeholders) = (Some(root), Some(scratch), Some(placeholders));
+    (context.root, context.scratch, context.placeholders) = (Some(root), Some(scratch), Some(placeholders));
     Ok(())
 }
 
@@ -440,17 +440,19 @@ pub(super) fn verify_identity(object: BorrowedFd<'_>, identity: ObjectIdentity) 
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
 }
 
-fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Result<(), Errno> {
-    let scratch = site.scratch_fd()?;
+fn attach_one(context: &mut BuildContext<'_>, attachment: &MountAttachment) -> Result<(), Errno> {
+    let scratch = context.scratch_fd()?;
     make_scaffold(scratch, attachment)?;
-    let tree = match &attachment.nature {
-        MountKind::Merged(merged) => return attach_merged(site, attachment, merged),
-        MountKind::Staged => site.overlay.take().ok_or(Errno::BADF)?,
+    let tree = match &attachment.mount_kind {
+        MountKind::Merged(merged) => return attach_merged(context, attachment, merged),
+        MountKind::Staged => context.overlay.take().ok_or(Errno::BADF)?,
         MountKind::Private(name) => copy_tree(scratch, name)?,
         MountKind::Devices => copy_tree(scratch, c"dev")?,
-        MountKind::Masked if attachment.directory => copy_tree(site.placeholders_fd()?, c"void")?,
-        MountKind::Masked => copy_tree(site.placeholders_fd()?, c"empty")?,
-        MountKind::Hidden(_) | MountKind::Provided(_) => copy_tree(site.placeholders_fd()?, &attachment.placeholder)?,
+        MountKind::Masked if attachment.directory => copy_tree(context.placeholders_fd()?, c"void")?,
+        MountKind::Masked => copy_tree(context.placeholders_fd()?, c"empty")?,
+        MountKind::Hidden(_) | MountKind::Provided(_) => {
+            copy_tree(context.placeholders_fd()?, &attachment.placeholder)?
+        }
         MountKind::Writable
         | MountKind::Kept
         | MountKind::Readable
@@ -463,7 +465,7 @@ fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Resu
         }
     };
     let forbids = MountRestrictions { write: true, devices: true, setuid: true, exec: false };
-    match attachment.nature {
+    match attachment.mount_kind {
         // The run's own filesystem already has these restrictions.
         MountKind::Private(_)
         | MountKind::Devices
@@ -475,9 +477,9 @@ fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Resu
         }
         _ => restrict_mount(tree.as_fd(), forbids, true)?,
     }
-    let target = open_plain(site.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
+    let target = open_plain(context.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
     attach_mount(tree.as_fd(), target.as_fd())?;
-    site.allow_rights(tree.as_fd(), attachment_rights(attachment))
+    context.allow_rights(tree.as_fd(), attachment_rights(attachment))
 }
 
 /// Returns the Landlock rights of the command on an attachment. In a writable root of the host
@@ -485,8 +487,8 @@ fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Resu
 /// Rights apply through mounts to everything beneath. A private tree around such a root therefore
 /// gets no more rights than the root.
 pub(super) fn attachment_rights(attachment: &MountAttachment) -> u64 {
-    match attachment.nature {
-        MountKind::Private(_) | MountKind::Kept if attachment.floor_allows => access::change_rights(u32::MAX),
+    match attachment.mount_kind {
+        MountKind::Private(_) | MountKind::Kept if attachment.kernel_allows => access::change_rights(u32::MAX),
         _ => 0,
     }
 }
@@ -508,8 +510,8 @@ fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &MountAttachment) -> Resul
 
 /// Attaches the devices; `/dev` is attached already. Device nodes cannot be made in a user
 /// namespace. The host's nodes are attached one by one, and each is checked after it was opened.
-fn attach_devices(site: &mut BuildContext<'_>, devices: &[DeviceNode]) -> Result<(), Errno> {
-    let directory = open_plain(site.root_fd()?, c"dev", ResolveFlags::IN_ROOT)?;
+fn attach_devices(context: &mut BuildContext<'_>, devices: &[DeviceNode]) -> Result<(), Errno> {
+    let directory = open_plain(context.root_fd()?, c"dev", ResolveFlags::IN_ROOT)?;
     for device in devices {
         let node = copy_tree(CWD, &device.source)?;
         let stat = fstat(&node)?;
@@ -517,7 +519,7 @@ fn attach_devices(site: &mut BuildContext<'_>, devices: &[DeviceNode]) -> Result
             return Err(Errno::STALE);
         }
         attach_at(node.as_fd(), directory.as_fd(), device.name)?;
-        site.allow_rights(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+        context.allow_rights(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
     // The nodes belong to the host, so their owner could change their modes. A read-only mount does
     // not prevent opening a device for writing.
@@ -526,17 +528,17 @@ fn attach_devices(site: &mut BuildContext<'_>, devices: &[DeviceNode]) -> Result
     let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", MAX_TERMINALS)];
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
-    site.allow_rights(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
+    context.allow_rights(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
 }
 
 /// Makes the private directory. Its name is unguessable, so an existing directory of that name is
 /// an attack.
-fn make_private_directory(site: &mut BuildContext<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
+fn make_private_directory(context: &mut BuildContext<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
     mkdirat(CWD, path, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(CWD, path, flags, Mode::empty())?;
-    site.allow_rights(directory.as_fd(), rights)?;
-    site.private_directory = Some(directory);
+    context.allow_rights(directory.as_fd(), rights)?;
+    context.private_directory = Some(directory);
     Ok(())
 }
 
@@ -544,12 +546,12 @@ fn make_private_directory(site: &mut BuildContext<'_>, path: &CStr, rights: u64)
 /// first name, as inotify counts in a new instance. A user has few instances (128), and shares the
 /// watches with other programs. Without them all paths stay hidden, but openings are not reported,
 /// and the enforcement report states this.
-fn watch_placeholders(site: &mut BuildContext<'_>, names: &[CString]) -> Result<(), Errno> {
+fn watch_placeholders(context: &mut BuildContext<'_>, names: &[CString]) -> Result<(), Errno> {
     let watches = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
         Err(Errno::MFILE) => return Ok(()),
         made => made?,
     };
-    fchdir(site.scratch_fd()?)?;
+    fchdir(context.scratch_fd()?)?;
     for (index, name) in names.iter().enumerate() {
         let number = match inotify::add_watch(&watches, name, WatchFlags::OPEN) {
             Err(Errno::NOSPC) => return Ok(()),
@@ -559,7 +561,7 @@ fn watch_placeholders(site: &mut BuildContext<'_>, names: &[CString]) -> Result<
             return Err(Errno::PROTO);
         }
     }
-    site.watches = Some(watches);
+    context.watches = Some(watches);
     Ok(())
 }
 

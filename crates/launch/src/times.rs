@@ -1,8 +1,8 @@
 //! Timing of a start inside the sandbox: the marks of the init and the command as trace events of
 //! the target [`EVENT_TARGET`]. The fields are `process`, `step`, and `from` and `to` in nanoseconds of
-//! the clock of [`marks::monotonic_nanoseconds`]. There are no events unless marks are kept.
+//! the clock of [`time_marks::monotonic_nanoseconds`]. There are no events unless marks are kept.
 
-use stockade_sys::marks;
+use stockade_sys::time_marks;
 use tracing::trace;
 
 use super::blueprint::Blueprint;
@@ -15,10 +15,10 @@ pub const EVENT_TARGET: &str = "stockade::times";
 
 /// Reports the marks up to the time when the command was held before its first instruction.
 pub(super) fn tell_building(blueprint: &Blueprint) {
-    let Some(begun) = marks::take_mark(INIT_MADE_MARK) else { return };
-    let taken =
-        (0..blueprint.step_count().min(FIRST_STAGE_MARK)).filter_map(|index| Some((index, marks::take_mark(index)?)));
-    let taken: Vec<(&str, String, u64)> = taken
+    let Some(begun) = time_marks::take_mark(INIT_MADE_MARK) else { return };
+    let step_marks = (0..blueprint.step_count().min(FIRST_STAGE_MARK))
+        .filter_map(|index| Some((index, time_marks::take_mark(index)?)));
+    let step_marks: Vec<(&str, String, u64)> = step_marks
         .map(|(index, to)| {
             let (name, detail) = blueprint.step_text(index as u32);
             (name, detail, to)
@@ -26,15 +26,15 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
         .collect();
     // Consecutive steps of one kind are one row, because most plans attach dozens of paths.
     let mut from = begun;
-    for alike in taken.chunk_by(|one, next| one.0 == next.0) {
+    for alike in step_marks.chunk_by(|one, next| one.0 == next.0) {
         let (Some((name, first, _)), Some((.., to))) = (alike.first(), alike.last()) else { continue };
         let more = if alike.len() > 1 { format!(" and {} more", alike.len() - 1) } else { String::new() };
         report_step("init", &format!("{name}: {first}{more}"), from, *to);
         from = *to;
     }
-    let Some(mut last) = marks::take_mark(COMMAND_MADE_MARK) else { return };
+    let Some(mut last) = time_marks::take_mark(COMMAND_MADE_MARK) else { return };
     for (stage, (name, detail)) in COMMAND_STAGES.iter().enumerate() {
-        let Some(to) = marks::take_mark(FIRST_STAGE_MARK + stage) else { continue };
+        let Some(to) = time_marks::take_mark(FIRST_STAGE_MARK + stage) else { continue };
         report_step("command", &format!("{name}: {detail}"), last, to);
         last = to;
     }
@@ -43,7 +43,7 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
 /// Reports the marks from then to the end.
 pub(super) fn tell_end() {
     let (released, ended, reaped) =
-        (marks::take_mark(RELEASED_MARK), marks::take_mark(ENDED_MARK), marks::take_mark(REAPED_MARK));
+        (time_marks::take_mark(RELEASED_MARK), time_marks::take_mark(ENDED_MARK), time_marks::take_mark(REAPED_MARK));
     if let (Some(released), Some(ended)) = (released, ended) {
         report_step("command", "run: from its exec until the init saw its end", released, ended);
     }

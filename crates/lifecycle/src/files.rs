@@ -8,7 +8,7 @@ use stockade_model::WorkspaceSource;
 use stockade_store::sandboxes::SandboxLease;
 
 use crate::LifecycleError;
-use crate::places::{self, SandboxDirectories};
+use crate::directories::{self, SandboxDirectories};
 
 /// Opens a tree of a sandbox in use. If the workspace is a directory of the host, `guard` gets its
 /// path and returns the rules for changes in it: the host trusts files with protected names. No
@@ -27,7 +27,7 @@ pub fn open_files(
         Which::Workspace => &places.workspace,
         Which::Home => &places.home,
     };
-    let held = places::hold_plain(path).at_path(path).map_err(|source: PathError| LifecycleError::Place {
+    let held = directories::hold_plain(path).at_path(path).map_err(|source: PathError| LifecycleError::Place {
         id: used.record().id.clone(),
         what: "opened",
         source,

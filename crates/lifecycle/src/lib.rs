@@ -7,14 +7,14 @@
 #![forbid(unsafe_code)]
 
 mod clone;
+mod directories;
 mod error;
+mod excluded_files;
 mod files;
-mod keeping;
-mod places;
-mod withheld;
+mod operations;
 
 pub use clone::{CloneCommands, clone_steps, diff_commands, head_command, repository_grants};
 pub use error::LifecycleError;
+pub use excluded_files::HiddenFiles;
 pub use files::open_files;
-pub use keeping::{DestroyReason, Lifecycle, OpenSandbox, SandboxRequest, SweepResult};
-pub use withheld::HiddenFiles;
+pub use operations::{DestroyReason, Lifecycle, OpenSandbox, SandboxRequest, SweepResult};

@@ -132,8 +132,8 @@ impl DiskCheckSchedule {
     /// Returns an interval, within bounds, in which the run cannot exceed `limit`. `since` is the
     /// size of the writes since the last count.
     fn compute_interval(&self, limit: u64, since: u64, is_idle: bool) -> Duration {
-        let left = limit.saturating_sub(self.used.saturating_add(since));
-        let safe = Duration::from_millis(left / (BYTES_PER_MS * self.processors));
+        let remaining_bytes = limit.saturating_sub(self.used.saturating_add(since));
+        let safe = Duration::from_millis(remaining_bytes / (BYTES_PER_MS * self.processors));
         safe.clamp(if is_idle { MIN_IDLE_COUNT_INTERVAL } else { MIN_COUNT_INTERVAL }, MAX_COUNT_INTERVAL)
     }
 }

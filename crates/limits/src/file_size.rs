@@ -43,19 +43,19 @@ pub fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
         }
     };
     let own = getrlimit(Resource::Fsize);
-    let lower = |own: Option<u64>, wanted: u64| Some(own.map_or(wanted, |own| own.min(wanted)));
+    let lower = |own: Option<u64>, new_limit: u64| Some(own.map_or(new_limit, |own| own.min(new_limit)));
     let maximum = lower(own.maximum, maximum);
     Some(Rlimit { current: lower(maximum, lower(own.current, current).unwrap_or(current)), maximum })
 }
 
-/// Raises the file size limit to `wanted` for every process that `find` returns, and for processes
+/// Raises the file size limit to `new_limit` for every process that `find` returns, and for processes
 /// forked meanwhile. Only root can raise the hard limit; otherwise it stays unchanged.
-pub(super) fn raise_file_size(find: impl Fn() -> Vec<RunProcess>, wanted: &Rlimit) {
+pub(super) fn raise_file_size(find: impl Fn() -> Vec<RunProcess>, new_limit: &Rlimit) {
     let higher = |one: Option<u64>, other: Option<u64>| Some(one?.max(other?));
     for_each_process(find, |pid| {
         let Ok(own) = file_size_limit(pid) else { return };
-        let maximum = higher(own.maximum, wanted.maximum);
-        let current = higher(own.current, wanted.current);
+        let maximum = higher(own.maximum, new_limit.maximum);
+        let current = higher(own.current, new_limit.current);
         if prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum }).is_err() {
             let current = current.zip(own.maximum).map(|(current, most)| current.min(most)).or(current);
             // The process may have ended, so there is no limit to raise.
@@ -90,11 +90,11 @@ fn for_each_process(find: impl Fn() -> Vec<RunProcess>, change: impl Fn(Pid)) {
 /// much as a new file of a run with this `disk` limit.
 pub fn make_room(pid: Pid, allocated: u64, disk: u64) {
     let Ok(own) = file_size_limit(pid) else { return };
-    let wanted = allocated.saturating_add(disk).saturating_add(page_size() as u64);
-    let wanted = own.maximum.map_or(wanted, |most| most.min(wanted));
-    if own.current.is_some_and(|now| now < wanted) {
+    let new_limit = allocated.saturating_add(disk).saturating_add(page_size() as u64);
+    let new_limit = own.maximum.map_or(new_limit, |most| most.min(new_limit));
+    if own.current.is_some_and(|now| now < new_limit) {
         // After a failure the kernel refuses the write: the run has less, not more.
-        let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(wanted), ..own });
+        let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(new_limit), ..own });
     }
 }
 

@@ -74,11 +74,11 @@ impl ControlGroup {
         level: IsolationLevel,
         workspace: &Path,
     ) -> Result<Option<Self>, String> {
-        let wanted = needed_controllers(limits, level);
-        if wanted.is_empty() {
+        let kinds = needed_controllers(limits, level);
+        if kinds.is_empty() {
             return Ok(None);
         }
-        let bases = find_bases(&wanted)?;
+        let bases = find_bases(&kinds)?;
         bases.iter().for_each(|base| remove_leftovers(&base.path));
         let mut group = Self::create_in_bases(bases)?;
         group.set_limits(limits, workspace);
@@ -297,8 +297,11 @@ impl GroupDirectory {
     fn set_io(&self, bytes_per_s: u64, workspace: &Path) -> Result<(), String> {
         let (major, minor) = disk_of(workspace)?;
         match self.version {
-            CgroupVersion::One => ["read", "write"].iter().try_for_each(|way| {
-                self.write_text(&format!("blkio.throttle.{way}_bps_device"), &format!("{major}:{minor} {bytes_per_s}"))
+            CgroupVersion::One => ["read", "write"].iter().try_for_each(|direction| {
+                self.write_text(
+                    &format!("blkio.throttle.{direction}_bps_device"),
+                    &format!("{major}:{minor} {bytes_per_s}"),
+                )
             }),
             CgroupVersion::Two => {
                 self.write_text("io.max", &format!("{major}:{minor} rbps={bytes_per_s} wbps={bytes_per_s}"))

@@ -62,30 +62,30 @@ pub(super) struct GroupBase {
     pub(super) controllers: Vec<Controller>,
 }
 
-/// Returns base directories for the available ones of the `wanted` controllers.
+/// Returns base directories for the available ones of the `controller_list` controllers.
 ///
 /// # Errors
 /// The reason why there is none, for display.
-pub(super) fn find_bases(wanted: &[Controller]) -> Result<Vec<GroupBase>, String> {
+pub(super) fn find_bases(controller_list: &[Controller]) -> Result<Vec<GroupBase>, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let mounts = parse_cgroup_mounts(&read("/proc/self/mountinfo")?);
     if mounts.is_empty() {
         return Err("no control groups are mounted".to_owned());
     }
     let own = read("/proc/self/cgroup")?;
-    let mut left = wanted.to_vec();
+    let mut remaining = controller_list.to_vec();
     let mut found = Vec::new();
     for mount in mounts.iter().filter(|mount| mount.version == CgroupVersion::One) {
-        let here: Vec<Controller> = left.iter().copied().filter(|c| mount.has_controller(c.v1_name())).collect();
+        let here: Vec<Controller> = remaining.iter().copied().filter(|c| mount.has_controller(c.v1_name())).collect();
         let path = here.first().and_then(|c| mount.directory_of(own_path(&own, c.v1_name())?));
         if let Some(path) = path.filter(|path| may_make(path)) {
-            left.retain(|controller| !here.contains(controller));
+            remaining.retain(|controller| !here.contains(controller));
             found.push(GroupBase { version: CgroupVersion::One, path, controllers: here });
         }
     }
     let two = mounts.iter().find(|mount| mount.version == CgroupVersion::Two);
     if let (Some(mount), Some(path)) = (two, own_path(&own, "")) {
-        found.extend(mount.directory_of(path).and_then(|path| find_nearest_base(&path, &mount.point, &left)));
+        found.extend(mount.directory_of(path).and_then(|path| find_nearest_base(&path, &mount.point, &remaining)));
     }
     if found.is_empty() {
         return Err("no control group here may be written by this user".to_owned());
@@ -102,8 +102,8 @@ pub(super) fn resolve_group_path(group: &Path) -> Option<PathBuf> {
 /// Returns the nearest directory from `own` upwards that passes controllers to its groups. A group
 /// with processes cannot, except for the root (cgroups(7), "no internal processes"). For some
 /// controllers the kernel would accept it, but then no process could enter the groups beneath it.
-fn find_nearest_base(own: &Path, root: &Path, wanted: &[Controller]) -> Option<GroupBase> {
-    let named: Vec<&str> = wanted.iter().filter_map(|controller| controller.v2_name()).collect();
+fn find_nearest_base(own: &Path, root: &Path, controller_list: &[Controller]) -> Option<GroupBase> {
+    let named: Vec<&str> = controller_list.iter().filter_map(|controller| controller.v2_name()).collect();
     let words = |path: &Path, file: &str| {
         let text = fs::read_to_string(path.join(file)).unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
@@ -118,9 +118,10 @@ fn find_nearest_base(own: &Path, root: &Path, wanted: &[Controller]) -> Option<G
                 let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{name}"));
             }
         }
-        let given = words(path, "cgroup.subtree_control");
-        let has = |controller: &&Controller| controller.v2_name().is_none_or(|name| given.iter().any(|g| g == name));
-        let controllers: Vec<Controller> = wanted.iter().filter(has).copied().collect();
+        let enabled_names = words(path, "cgroup.subtree_control");
+        let has =
+            |controller: &&Controller| controller.v2_name().is_none_or(|name| enabled_names.iter().any(|g| g == name));
+        let controllers: Vec<Controller> = controller_list.iter().filter(has).copied().collect();
         if controllers.iter().any(|controller| controller.v2_name().is_some()) {
             return Some(GroupBase { version: CgroupVersion::Two, path: path.to_owned(), controllers });
         }
@@ -227,11 +228,11 @@ mod tests {
             path
         };
         let (slice, scope) = (group("slice", ""), group("slice/scope", "77\n"));
-        let wanted = [Controller::Memory, Controller::Cpu];
-        let base = find_nearest_base(&scope, top.path(), &wanted).unwrap();
+        let controller_list = [Controller::Memory, Controller::Cpu];
+        let base = find_nearest_base(&scope, top.path(), &controller_list).unwrap();
         assert_eq!((base.path, base.controllers), (slice, vec![Controller::Memory]));
         fs::remove_file(scope.join("cgroup.type")).unwrap();
-        assert_eq!(find_nearest_base(&scope, top.path(), &wanted).unwrap().path, scope);
+        assert_eq!(find_nearest_base(&scope, top.path(), &controller_list).unwrap().path, scope);
     }
 
     #[test]

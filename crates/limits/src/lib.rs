@@ -13,10 +13,10 @@
 
 mod disk;
 mod file_size;
+mod freeze;
 mod group;
-mod halt;
 mod hierarchy;
-mod lasting;
+mod persistent;
 mod processes;
 mod quotas;
 mod raising;

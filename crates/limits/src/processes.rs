@@ -96,13 +96,13 @@ pub(super) struct ProcessCensus {
     init: u32,
     beside: ParentLister,
     /// Writes of the processes that the init has reaped, as the init reports them.
-    told_by_init: Option<u64>,
+    init_bytes: Option<u64>,
     /// Writes of orphans that have ended; the writes of other processes are added to their parents.
     written_before: u64,
     orphans: HashMap<u32, u64>,
     /// The same for processes whose parents are beside the init.
     written_beside: u64,
-    apart: HashMap<u32, u64>,
+    beside_bytes: HashMap<u32, u64>,
     /// Cancelled writes at the last count: data removed before it reached a disk.
     cancelled: u64,
     written: MonotonicCount,
@@ -151,17 +151,17 @@ impl fmt::Debug for ProcessCensus {
 
 impl ProcessCensus {
     pub(super) fn new(init: u32, beside: ParentLister) -> Self {
-        let (orphans, apart) = (HashMap::new(), HashMap::new());
+        let (orphans, beside_bytes) = (HashMap::new(), HashMap::new());
         let (written, cpu) = (MonotonicCount::default(), MonotonicCount::default());
-        let told_by_init = None;
+        let init_bytes = None;
         Self {
             init,
             beside,
-            told_by_init,
+            init_bytes,
             written_before: 0,
             orphans,
             written_beside: 0,
-            apart,
+            beside_bytes,
             cancelled: 0,
             written,
             cpu,
@@ -170,20 +170,20 @@ impl ProcessCensus {
 
     /// Records the writes of all processes that the init has reaped.
     pub(super) fn init_counted(&mut self, bytes: u64) {
-        self.told_by_init = Some(bytes);
+        self.init_bytes = Some(bytes);
     }
 
     /// Returns the last report of the init: all writes of the run, after its last process has
     /// ended.
     pub(super) fn counted_by_init(&self) -> Option<u64> {
-        self.told_by_init
+        self.init_bytes
     }
 
     /// Lists the children of the init, and of the processes beside it.
     fn list_top_processes(&self) -> Vec<(u32, ParentKind)> {
         let beside = (self.beside)().into_iter().filter(|known| known.is_there());
-        let apart = beside.flat_map(|known| read_children(known.pid)).map(|pid| (pid, ParentKind::Beside));
-        read_children(self.init).into_iter().map(|pid| (pid, ParentKind::Init)).chain(apart).collect()
+        let beside_bytes = beside.flat_map(|known| read_children(known.pid)).map(|pid| (pid, ParentKind::Beside));
+        read_children(self.init).into_iter().map(|pid| (pid, ParentKind::Init)).chain(beside_bytes).collect()
     }
 
     /// Lists every process of the run.
@@ -214,7 +214,7 @@ impl ProcessCensus {
         let UsageFields { memory, shared, written, open } = what;
         let mut tally = UsageTotals::default();
         let mut objects = SharedMemory::default();
-        let (mut orphans, mut apart) = (HashMap::new(), HashMap::new());
+        let (mut orphans, mut beside_bytes) = (HashMap::new(), HashMap::new());
         let init_written = if written { written_by(self.init) } else { None };
         if let Some(stat) = ProcessStat::from_pid(self.init) {
             tally.cpu_ms += stat.cpu_ms;
@@ -248,21 +248,21 @@ impl ProcessCensus {
                 tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
                 match parent {
                     ParentKind::Init => drop(orphans.insert(pid, bytes)),
-                    ParentKind::Beside => drop(apart.insert(pid, bytes)),
+                    ParentKind::Beside => drop(beside_bytes.insert(pid, bytes)),
                     ParentKind::Other => {}
                 }
             }
         }
         tally.memory_bytes += objects.total_bytes();
-        tally.written_bytes += self.ended_beside(apart, &orphans);
+        tally.written_bytes += self.ended_beside(beside_bytes, &orphans);
         tally.written_bytes += self.ended_before(init_written, orphans);
         (tally, all_cancelled)
     }
 
     /// Returns the writes of ended children of processes beside the init.
-    fn ended_beside(&mut self, apart: HashMap<u32, u64>, orphans: &HashMap<u32, u64>) -> u64 {
-        let before = std::mem::replace(&mut self.apart, apart);
-        let is_gone = |pid: &u32| !self.apart.contains_key(pid) && !orphans.contains_key(pid);
+    fn ended_beside(&mut self, beside_bytes: HashMap<u32, u64>, orphans: &HashMap<u32, u64>) -> u64 {
+        let before = std::mem::replace(&mut self.beside_bytes, beside_bytes);
+        let is_gone = |pid: &u32| !self.beside_bytes.contains_key(pid) && !orphans.contains_key(pid);
         self.written_beside += before.iter().filter(|(pid, _)| is_gone(pid)).map(|(_, bytes)| bytes).sum::<u64>();
         self.written_beside
     }
@@ -271,11 +271,11 @@ impl ProcessCensus {
     /// only root may read it.
     fn ended_before(&mut self, init_written: Option<u64>, orphans: HashMap<u32, u64>) -> u64 {
         let before = std::mem::replace(&mut self.orphans, orphans);
-        let gone =
+        let ended_bytes =
             before.iter().filter(|(pid, _)| !self.orphans.contains_key(pid)).map(|(_, bytes)| bytes).sum::<u64>();
-        self.written_before += gone;
+        self.written_before += ended_bytes;
         // Each value is a lower bound, so the largest is the best.
-        init_written.max(self.told_by_init).unwrap_or_default().max(self.written_before)
+        init_written.max(self.init_bytes).unwrap_or_default().max(self.written_before)
     }
 }
 

@@ -10,8 +10,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 use stockade_model::{Denial, Grant, LimitKind};
 
+use super::freeze::RunFreezer;
 use super::group::ControlGroup;
-use super::halt::RunFreezer;
 use super::resources;
 use super::watch::{LimitEffect, LimitWatch};
 
@@ -37,7 +37,7 @@ pub enum LimitEvent {
 pub(super) struct LimitRaiser {
     halt: RunFreezer,
     open: Vec<(u64, LimitQuestion)>,
-    asked: u64,
+    last_question: u64,
     /// Limits that stay unchanged: a refusal applies to the whole run.
     settled: Vec<LimitKind>,
     /// Becomes readable when the run continues, to wake the thread that waits for it.
@@ -55,7 +55,7 @@ impl LimitRaiser {
     pub(super) fn new(init: u32, group: Option<Arc<ControlGroup>>) -> Self {
         // Without the descriptor, the run is checked at the next other event.
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
-        Self { halt: RunFreezer::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new(), wake }
+        Self { halt: RunFreezer::new(init, group), open: Vec::new(), last_question: 0, settled: Vec::new(), wake }
     }
 
     /// Returns whether the run is frozen for an answer.
@@ -92,8 +92,8 @@ impl LimitWatch {
             raising.settled.push(limit);
             return breached(denial);
         }
-        raising.asked += 1;
-        let question = FIRST_LIMIT_QUESTION + raising.asked;
+        raising.last_question += 1;
+        let question = FIRST_LIMIT_QUESTION + raising.last_question;
         raising.open.push((question, LimitQuestion { limit, then, denial: denial.clone() }));
         Some(LimitEvent::Asked { question, denial })
     }
@@ -101,8 +101,8 @@ impl LimitWatch {
     /// Freezes the run for a limit that only the engine checks.
     pub fn stand_still(&mut self, denial: &Denial) -> Option<LimitEvent> {
         let limit = LimitKind::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
-        let asked = self.ask_for_raise(limit, LimitEffect::EndsUnlessRaised, denial.clone())?;
-        matches!(asked, LimitEvent::Asked { .. }).then_some(asked)
+        let last_question = self.ask_for_raise(limit, LimitEffect::EndsUnlessRaised, denial.clone())?;
+        matches!(last_question, LimitEvent::Asked { .. }).then_some(last_question)
     }
 
     /// Returns whether this signal stopped the command because of a question about a limit.
@@ -119,7 +119,7 @@ impl LimitWatch {
     /// must end; the run stays frozen until the signal for that is sent.
     pub fn apply_answer(&mut self, question: u64, granted: Option<&[Grant]>) -> Option<LimitEvent> {
         let raising = self.raising.as_mut()?;
-        let at = raising.open.iter().position(|(asked, _)| *asked == question)?;
+        let at = raising.open.iter().position(|(last_question, _)| *last_question == question)?;
         let (_, LimitQuestion { limit, then, denial }) = raising.open.remove(at);
         let refused = match granted {
             Some(grants) => {
@@ -139,7 +139,7 @@ impl LimitWatch {
                     raising.go_on();
                     return None;
                 }
-                self.told = true;
+                self.breach_event = true;
                 self.stop_writing(limit);
                 let rule = if why.is_empty() {
                     denial.rule

@@ -3,8 +3,8 @@
 use stockade_model::{IsolationLevel, LayerReport, LayerState, LimitKind, Limits};
 
 use super::disk::MAX_OVERSHOOT_BYTES;
+use super::freeze;
 use super::group::ControlGroup;
-use super::halt;
 use super::resources::holds_processes;
 
 /// Mechanism that enforces a limit.
@@ -129,7 +129,7 @@ pub(super) fn raised_in_place(holders: &[(LimitKind, u64, LimitMechanism)], grou
     if names.is_empty() {
         return String::new();
     }
-    format!("; raised in place after a question, the run {}: {}", halt::freeze_method(group), names.join(", "))
+    format!("; raised in place after a question, the run {}: {}", freeze::freeze_method(group), names.join(", "))
 }
 
 #[cfg(test)]

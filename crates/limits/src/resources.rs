@@ -44,13 +44,13 @@ pub fn resource_limits(limits: &Limits, level: IsolationLevel, asks: bool) -> Ve
 
 /// Returns the limit of open descriptors for each process, if there is one.
 pub(super) fn open_files(limits: &Limits) -> Option<u64> {
-    let wanted = limits.open_files?;
-    Some(lower_rlimit(Resource::Nofile, wanted).1.current.unwrap_or(wanted))
+    let new_limit = limits.open_files?;
+    Some(lower_rlimit(Resource::Nofile, new_limit).1.current.unwrap_or(new_limit))
 }
 
-fn lower_rlimit(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
+fn lower_rlimit(resource: Resource, new_limit: u64) -> (Resource, Rlimit) {
     let own = getrlimit(resource);
-    let lower = |own: Option<u64>| Some(own.map_or(wanted, |own| own.min(wanted)));
+    let lower = |own: Option<u64>| Some(own.map_or(new_limit, |own| own.min(new_limit)));
     (resource, Rlimit { current: lower(own.current), maximum: lower(own.maximum) })
 }
 

@@ -66,9 +66,9 @@ impl ServiceManager {
             self.call_bus(&attach_processes_args(&name, straggler), until)?;
             await_in(straggler, &name, until)?;
         }
-        let front = scope.join(SUPERVISOR_GROUP);
-        fs::create_dir(&front).map_err(|error| format!("{}: {error}", front.display()))?;
-        let entrance = front.join("cgroup.procs");
+        let supervisor_group = scope.join(SUPERVISOR_GROUP);
+        fs::create_dir(&supervisor_group).map_err(|error| format!("{}: {error}", supervisor_group.display()))?;
+        let entrance = supervisor_group.join("cgroup.procs");
         let members = || fs::read_to_string(scope.join("cgroup.procs")).unwrap_or_default();
         while let Some(pid) = members().lines().next() {
             // The process may have ended meanwhile.

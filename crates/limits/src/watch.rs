@@ -54,7 +54,7 @@ pub struct LimitWatch {
     next: Instant,
     /// Schedule for counting writes between the checks of all limits.
     disk: Option<DiskCheckSchedule>,
-    pub(super) told: bool,
+    pub(super) breach_event: bool,
     /// Processes that were killed for lack of memory and have been reported.
     kills_before: u64,
     peak: PeakUsage,
@@ -121,7 +121,7 @@ impl LimitWatch {
             census: ProcessCensus::new(init, beside),
             workspace: guard.workspace,
             next: Instant::now() + MIN_CHECK_INTERVAL,
-            told: false,
+            breach_event: false,
             kills_before: 0,
             peak: PeakUsage::default(),
             forks_refused: 0,
@@ -131,8 +131,9 @@ impl LimitWatch {
     /// Returns the time until the next check; `None` if no check is needed.
     pub fn next_look(&self) -> Option<Duration> {
         let stands = self.raising.as_ref().is_some_and(LimitRaiser::is_frozen);
-        let looks =
-            !self.told && !stands && (self.group.is_some() || !self.watched.is_empty() || self.open_files.is_some());
+        let looks = !self.breach_event
+            && !stands
+            && (self.group.is_some() || !self.watched.is_empty() || self.open_files.is_some());
         let next = self.next.saturating_duration_since(Instant::now());
         looks.then(|| self.disk.as_ref().map_or(next, |disk| next.min(disk.until_next())))
     }
@@ -153,12 +154,12 @@ impl LimitWatch {
         let passed = passed?;
         let (limit, then) = (passed.limit, passed.then);
         let denial = self.make_denial(passed);
-        let told = self.ask_for_raise(limit, then, denial);
-        self.told = matches!(told, Some(LimitEvent::Breached(_)));
-        if self.told {
+        let breach_event = self.ask_for_raise(limit, then, denial);
+        self.breach_event = matches!(breach_event, Some(LimitEvent::Breached(_)));
+        if self.breach_event {
             self.stop_writing(limit);
         }
-        told
+        breach_event
     }
 
     /// Prevents further writes of a run that exceeded its disk limit. The run is first asked to
@@ -183,7 +184,7 @@ impl LimitWatch {
     /// Resumes checking after an exceeded limit. Earlier kills are not reported again.
     pub fn resume_checks(&mut self) {
         self.kills_before = self.read_counters().out_of_memory_kills;
-        self.told = false;
+        self.breach_event = false;
         // The written size stays; processes that must end because of it get time to do so.
         self.disk.iter_mut().for_each(|disk| disk.delay_check(MIN_CHECK_INTERVAL));
     }
@@ -316,15 +317,15 @@ impl LimitWatch {
         let reserve = (before.total_bytes / RESERVE_DIVISOR).min(MAX_RESERVE_BYTES);
         // If less was free before the run, the run is not the cause.
         if self.watched.contains(&LimitKind::Disk) && before.free_bytes >= reserve && now.free_bytes < reserve {
-            let left = LimitKind::Disk.format_amount(now.free_bytes >> 20 << 20);
+            let free_space = LimitKind::Disk.format_amount(now.free_bytes >> 20 << 20);
             let value = format!(
-                "the disk is nearly full: {left} are left of {}",
+                "the disk is nearly full: {free_space} are left of {}",
                 LimitKind::Disk.format_amount(before.total_bytes)
             );
             return Some(ExceededLimit { limit: LimitKind::Disk, value, pid: None, then: LimitEffect::Ends });
         }
-        let taken = before.free_bytes.saturating_sub(now.free_bytes);
-        if before.in_memory { self.check_amount(LimitKind::Disk, taken, None) } else { None }
+        let used_bytes = before.free_bytes.saturating_sub(now.free_bytes);
+        if before.in_memory { self.check_amount(LimitKind::Disk, used_bytes, None) } else { None }
     }
 
     fn files_passed(&self, before: FileCounts, now: FileCounts) -> Option<ExceededLimit> {
@@ -384,7 +385,7 @@ impl LimitWatch {
         usage.written_bytes = some(self.peak.written_bytes);
         usage.throttled_ms = counted.throttled_us.and_then(|us| some(us / 1000));
         usage.memory_pressure_ms = counted.memory_pressure_us.and_then(|us| some(us / 1000));
-        let mut spent = LimitOutcome::default();
+        let mut outcome = LimitOutcome::default();
         let refused = if group {
             counted.forks_refused.saturating_sub(self.forks_refused)
         } else {
@@ -392,30 +393,30 @@ impl LimitWatch {
         };
         if refused > 0 {
             let denial = self.limit_denial(LimitKind::Processes, "no more could be made", (None, None));
-            spent.denials.push(Denial { count: refused, ..denial });
+            outcome.denials.push(Denial { count: refused, ..denial });
         }
         // The kernel reports this only to the process.
         if let Some((pid, program)) = self.peak.full_of_descriptors.take() {
-            spent.denials.push(self.limit_denial(
+            outcome.denials.push(self.limit_denial(
                 LimitKind::OpenFiles,
                 "no more could be opened",
                 (Some(pid), program),
             ));
         }
-        if !self.told {
-            self.told = true;
+        if !self.breach_event {
+            self.breach_event = true;
             // The size limit of a file ends its writer before a check sees the file. If an approver
             // can be asked about it, the question came while the run was active.
             let written = self.disk.as_ref().filter(|_| self.raising.is_none()).map(|_| self.peak.written_bytes);
             let over = || self.check_amount(LimitKind::Disk, written?, None);
-            spent.breach = self.check_memory_kills(&counted).or_else(over).map(|passed| self.make_denial(passed));
-            let is_of_file = spent.breach.is_none() && by == Some(Signal::XFSZ.as_raw());
+            outcome.breach = self.check_memory_kills(&counted).or_else(over).map(|passed| self.make_denial(passed));
+            let is_of_file = outcome.breach.is_none() && by == Some(Signal::XFSZ.as_raw());
             let limits = [LimitKind::FileSize, LimitKind::Disk].into_iter().filter(|_| is_of_file);
             if let Some(limit) = limits.into_iter().find(|limit| self.limits.get(*limit).is_some()) {
-                spent.denials.push(self.limit_denial(limit, "a file was to become larger", (None, None)));
+                outcome.denials.push(self.limit_denial(limit, "a file was to become larger", (None, None)));
             }
         }
-        spent
+        outcome
     }
 }
 

@@ -82,7 +82,7 @@ impl RawText {
             out.extend_from_slice(&rest.as_bytes()[..at]);
             let escape = &rest[at + 1..];
             let kind = escape.chars().next()?;
-            let taken = match kind {
+            let escape_length = match kind {
                 '\\' | '\'' | '"' => {
                     out.push(kind as u8);
                     1
@@ -107,7 +107,7 @@ impl RawText {
                 }
                 _ => return None,
             };
-            rest = &escape[taken..];
+            rest = &escape[escape_length..];
         }
         out.extend_from_slice(rest.as_bytes());
         Some(Self(out))

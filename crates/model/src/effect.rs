@@ -13,7 +13,7 @@ const MAX_PART_BYTES: usize = 253;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EffectUse {
     code: String,
-    who: EffectSource,
+    source: EffectSource,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,22 +28,22 @@ impl EffectUse {
     /// Returns the effect of this code by the program of this name, without directories. `None` if either
     /// is not a single word.
     pub fn new(code: &str, program: &[u8]) -> Option<Self> {
-        let who = EffectSource::Program(parse_word(program)?);
-        is_code(code).then(|| Self { code: code.to_owned(), who })
+        let source = EffectSource::Program(parse_word(program)?);
+        is_code(code).then(|| Self { code: code.to_owned(), source })
     }
 
     /// Returns the effect of this code by a request to this host. `None` as for a program.
     pub fn at_host(code: &str, host: &str) -> Option<Self> {
-        let who = EffectSource::Host(parse_word(host.as_bytes())?);
-        is_code(code).then(|| Self { code: code.to_owned(), who })
+        let source = EffectSource::Host(parse_word(host.as_bytes())?);
+        is_code(code).then(|| Self { code: code.to_owned(), source })
     }
 
-    /// Returns whether consent to this effect includes `wanted`. Consent for a program includes its
+    /// Returns whether consent to this effect includes `requested`. Consent for a program includes its
     /// requests; consent for a request to a host includes no other host.
-    pub fn covers(&self, wanted: &Self) -> bool {
-        match (&self.who, &wanted.who) {
-            (EffectSource::Program(_), EffectSource::Host(_)) => self.code == wanted.code,
-            _ => self == wanted,
+    pub fn covers(&self, requested: &Self) -> bool {
+        match (&self.source, &requested.source) {
+            (EffectSource::Program(_), EffectSource::Host(_)) => self.code == requested.code,
+            _ => self == requested,
         }
     }
 
@@ -65,7 +65,7 @@ fn parse_word(text: &[u8]) -> Option<String> {
 
 impl fmt::Display for EffectUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.who {
+        match &self.source {
             EffectSource::Program(name) => write!(f, "{} by {name}", self.code),
             EffectSource::Host(name) => write!(f, "{} at {name}", self.code),
         }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_yes_to_a_program_is_one_to_its_requests_and_not_the_other_way() {
         let effect = |text: &str| text.parse::<EffectUse>().unwrap();
-        for (given, wanted, covers) in [
+        for (consent, requested, covers) in [
             ("publishes by npm", "publishes by npm", true),
             ("publishes by npm", "publishes at a.test", true),
             ("publishes by npm", "changes-cluster at a.test", false),
@@ -117,7 +117,7 @@ mod tests {
             ("publishes at a.test", "publishes at b.test", false),
             ("publishes at docker", "publishes by docker", false),
         ] {
-            assert_eq!(effect(given).covers(&effect(wanted)), covers, "{given}, {wanted}");
+            assert_eq!(effect(consent).covers(&effect(requested)), covers, "{consent}, {requested}");
         }
     }
 }

@@ -173,8 +173,8 @@ impl EgressRules {
         if let Some(pattern) = self.deny.iter().find(|pattern| pattern.matches_target(target)) {
             return TargetListing::Denied(pattern.clone());
         }
-        let asked = self.ask.iter().any(|pattern| pattern.matches_target(target));
-        if let Some(pattern) = self.allow.iter().find(|pattern| !asked && pattern.can_allow(target)) {
+        let must_ask = self.ask.iter().any(|pattern| pattern.matches_target(target));
+        if let Some(pattern) = self.allow.iter().find(|pattern| !must_ask && pattern.can_allow(target)) {
             return TargetListing::Allowed(pattern.clone());
         }
         let granted = grants.into_iter().filter_map(Grant::targets).find(|pattern| pattern.can_allow(target));

@@ -178,9 +178,9 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, wanted: Result<&str, EndpointError>) {
-        let got = text.parse::<HttpEndpoint>().map(|endpoint| endpoint.to_string());
-        assert_eq!(got.as_deref().map_err(|error| *error), wanted, "{text}");
+    fn check(text: &str, expected: Result<&str, EndpointError>) {
+        let result = text.parse::<HttpEndpoint>().map(|endpoint| endpoint.to_string());
+        assert_eq!(result.as_deref().map_err(|error| *error), expected, "{text}");
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Grant {
     /// Returns the secret, and the host that may receive it, of this grant.
     pub fn secret(&self) -> Option<&SecretUse> {
         match self {
-            Self::Secret(wanted) => Some(wanted),
+            Self::Secret(grant_use) => Some(grant_use),
             _ => None,
         }
     }
@@ -85,7 +85,7 @@ impl Grant {
     /// Returns the key and the purpose that this grant allows signatures for.
     pub fn sign_use(&self) -> Option<&SignUse> {
         match self {
-            Self::Sign(wanted) => Some(wanted),
+            Self::Sign(grant_use) => Some(grant_use),
             _ => None,
         }
     }
@@ -93,7 +93,7 @@ impl Grant {
     /// Returns the effect that this grant allows.
     pub fn effect(&self) -> Option<&EffectUse> {
         match self {
-            Self::Effect(wanted) => Some(wanted),
+            Self::Effect(grant_use) => Some(grant_use),
             _ => None,
         }
     }
@@ -115,14 +115,14 @@ impl fmt::Display for Grant {
             Self::Write(p) => write!(f, "write {}", shown(p)),
             Self::Read(p) => write!(f, "read {}", shown(p)),
             Self::Connect(targets) => write!(f, "connect {targets}"),
-            Self::Secret(wanted) => write!(f, "secret {wanted}"),
-            Self::Sign(wanted) => write!(f, "sign {wanted}"),
+            Self::Secret(grant_use) => write!(f, "secret {grant_use}"),
+            Self::Sign(grant_use) => write!(f, "sign {grant_use}"),
             Self::Listen(port) => write!(f, "listen {port}"),
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
             Self::Env(name) => write!(f, "env {name}"),
             Self::Limit(limit, amount) => write!(f, "{limit} {}", limit.format_amount(*amount)),
-            Self::Effect(wanted) => write!(f, "effect {wanted}"),
+            Self::Effect(grant_use) => write!(f, "effect {grant_use}"),
         }
     }
 }
@@ -142,11 +142,11 @@ impl FromStr for Grant {
             "socket" => parse_path(rest).map(Self::Socket).map_err(fail),
             "exec" => parse_path(rest).map(Self::Exec).map_err(fail),
             "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.reason())),
-            "secret" => rest.parse().map(|wanted| Self::Secret(Box::new(wanted))).map_err(fail),
-            "sign" => rest.parse().map(|wanted| Self::Sign(Box::new(wanted))).map_err(fail),
+            "secret" => rest.parse().map(|grant_use| Self::Secret(Box::new(grant_use))).map_err(fail),
+            "sign" => rest.parse().map(|grant_use| Self::Sign(Box::new(grant_use))).map_err(fail),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
-            "effect" => rest.parse().map(|wanted| Self::Effect(Box::new(wanted))).map_err(fail),
+            "effect" => rest.parse().map(|grant_use| Self::Effect(Box::new(grant_use))).map_err(fail),
             word => match LimitKind::from_name(word) {
                 Some(limit) => limit.parse_amount(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
                 None => Err(fail(

@@ -279,14 +279,14 @@ mod tests {
             ("GET", "c.example:443", "/x", "unruled"),
             ("GET", "d.example:443", "/../x", "unruled"),
         ] {
-            let said = match inspection.apply_rules(true, &host.parse().unwrap(), method, path) {
+            let decision = match inspection.apply_rules(true, &host.parse().unwrap(), method, path) {
                 RequestRuling::Unruled => "unruled",
                 RequestRuling::Allowed(_) => "allowed",
                 RequestRuling::Denied(_) => "denied",
                 RequestRuling::NotAllowed => "not",
                 RequestRuling::Unclear => "unclear",
             };
-            assert_eq!(said, expected, "{method} {host}{path}");
+            assert_eq!(decision, expected, "{method} {host}{path}");
         }
         assert_eq!(inspection.apply_rules(false, &"a.example:80".parse().unwrap(), "GET", "/"), RequestRuling::Unruled);
     }

@@ -69,7 +69,7 @@ pub use profile::{
 };
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
-pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, judged_names};
+pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, list_checked_names};
 pub use reading::ReadAccess;
 pub use report::{EnforcementReport, IsolationLevel, LayerReport, LayerState};
 pub use request::{CallerApproval, RequestCommand, RunRequest, SandboxPreference};

@@ -37,7 +37,7 @@ fn parse_row(row: &'static str) -> Option<(&'static str, NameClass, &'static str
 }
 
 /// Returns the names whose content is judged.
-pub fn judged_names() -> impl Iterator<Item = &'static str> {
+pub fn list_checked_names() -> impl Iterator<Item = &'static str> {
     PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == NameClass::Judged).map(|(name, _, _)| *name)
 }
 

@@ -54,7 +54,7 @@ impl HostPattern {
             (Self::Exactly(Host::Name(name)), Host::Address(address)) => {
                 name.as_str() == "localhost" && is_localhost(*address)
             }
-            (Self::Exactly(wanted), host) => wanted == host,
+            (Self::Exactly(exact), host) => exact == host,
             (Self::Beneath(parent), Host::Name(name)) => {
                 strip_parent(parent, name).is_some_and(|head| !head.contains('.'))
             }

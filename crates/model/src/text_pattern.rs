@@ -3,7 +3,7 @@
 
 /// Returns whether the pattern matches all of the text. Every character but `*` stands for itself.
 pub fn text_matches(pattern: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> bool {
-    wildcard_matches(pattern.as_ref(), text.as_ref(), b'*', |wanted, found| wanted == found)
+    wildcard_matches(pattern.as_ref(), text.as_ref(), b'*', |pattern_item, found| pattern_item == found)
 }
 
 /// Returns whether the pattern matches all of the text. `star` stands for any text; `fits` compares another
@@ -17,11 +17,11 @@ pub fn wildcard_matches<T: Copy + PartialEq>(pattern: &[T], text: &[T], star: T,
     let mut retry: Option<(usize, usize)> = None;
     while let Some(found) = text.get(t) {
         match (pattern.get(p), retry) {
-            (Some(wanted), _) if *wanted == star => {
+            (Some(pattern_item), _) if *pattern_item == star => {
                 p += 1;
                 retry = Some((p, t));
             }
-            (Some(wanted), _) if fits(*wanted, *found) => (p, t) = (p + 1, t + 1),
+            (Some(pattern_item), _) if fits(*pattern_item, *found) => (p, t) = (p + 1, t + 1),
             (_, Some((after, reach))) => {
                 retry = Some((after, reach + 1));
                 (p, t) = (after, reach + 1);
@@ -73,8 +73,8 @@ mod tests {
         match (pattern.split_first(), text.split_first()) {
             (None, found) => found.is_none(),
             (Some((b'*', rest)), _) => (0..=text.len()).any(|length| matches_slowly(rest, &text[length..])),
-            (Some((wanted, rest)), Some((found, after))) => {
-                (*wanted == b'?' || wanted == found) && matches_slowly(rest, after)
+            (Some((pattern_item, rest)), Some((found, after))) => {
+                (*pattern_item == b'?' || pattern_item == found) && matches_slowly(rest, after)
             }
             (Some(_), None) => false,
         }
@@ -84,7 +84,7 @@ mod tests {
         #[test]
         fn retrying_the_last_star_is_enough(pattern in "[ab*?]{0,8}", text in "[ab?]{0,10}") {
             let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
-            let found = wildcard_matches(pattern, text, b'*', |wanted, found| wanted == b'?' || wanted == found);
+            let found = wildcard_matches(pattern, text, b'*', |pattern_item, found| pattern_item == b'?' || pattern_item == found);
             proptest::prop_assert_eq!(found, matches_slowly(pattern, text));
         }
     }

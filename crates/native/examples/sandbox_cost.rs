@@ -55,9 +55,11 @@ fn main() {
 
 fn run(sandbox: &dyn Sandbox) {
     let (sender, events) = channel();
-    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
-    let mut attempt =
-        sandbox.backend().prepare_attempt(&plan(), &StdioMode::Capture { limit_bytes: 4096 }, false, told).unwrap();
+    let event_sink = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = sandbox
+        .backend()
+        .prepare_attempt(&plan(), &StdioMode::Capture { limit_bytes: 4096 }, false, event_sink)
+        .unwrap();
     attempt.release_command().unwrap();
     while !matches!(events.recv().unwrap(), AttemptEvent::Ended(_)) {}
 }

@@ -58,11 +58,11 @@ fn start(level: IsolationLevel) -> [Duration; 6] {
     launched.wait_for_end(Duration::from_secs(10)).unwrap().expect("it ends");
     let ended = Instant::now();
     drop(launched);
-    let gone = Instant::now();
+    let dropped = Instant::now();
     drop(answers);
     let plain = Instant::now();
     std::process::Command::new("/bin/true").status().unwrap();
-    [prepared - begin, built - prepared, ended - built, gone - ended, gone - begin, plain.elapsed()]
+    [prepared - begin, built - prepared, ended - built, dropped - ended, dropped - begin, plain.elapsed()]
 }
 
 fn plan(level: IsolationLevel) -> AttemptPlan {

@@ -38,12 +38,12 @@ fn main() -> ExitCode {
     let code = match arguments[0].as_str() {
         "unasked" => unasked(&plan),
         "least" => least(&plan),
-        _ => asked(&plan),
+        _ => run_in_backend(&plan),
     };
     ExitCode::from(u8::try_from(code).unwrap_or(255))
 }
 
-fn asked(plan: &AttemptPlan) -> i32 {
+fn run_in_backend(plan: &AttemptPlan) -> i32 {
     let (sender, events) = channel();
     let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
     let mut attempt = NativeBackend::default().prepare_attempt(plan, &StdioMode::Inherit, false, sender).unwrap();

@@ -9,10 +9,10 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{BrokerTraits, PreparedBroker};
+use crate::egress::{self, LostDatagrams, RunEgress};
 use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
-use crate::way_out::{self, LostDatagrams, RunEgress};
+use crate::run_monitor::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
 use stockade_launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{ControlGroup, LimitGuard};
 
@@ -24,7 +24,7 @@ pub(crate) struct LaunchingAttempt<'p> {
     pub(crate) guard: LimitGuard,
     /// Control group to kill at the end, if no namespace ends with the attempt.
     pub(crate) group: Option<Arc<ControlGroup>>,
-    pub(crate) keeper: StartingMonitor,
+    pub(crate) monitor: StartingMonitor,
     pub(crate) events: WeakEventSender,
     /// True if calls are held for an approver.
     pub(crate) hold: bool,
@@ -45,12 +45,13 @@ impl LaunchingAttempt<'_> {
         add_to_report: impl FnOnce(&mut EnforcementReport, &LaunchedSandbox, &MonitoredExtras),
         extras: MonitoredExtras,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        let Self { plan, launching, broker, guard, group, keeper, events, hold, raises_limits, .. } = self;
+        let Self { plan, launching, broker, guard, group, monitor, events, hold, raises_limits, .. } = self;
         let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
         let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
-        let (way, lost) = egress(&mut launched)?;
-        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
+        let (run_egress, lost) = egress(&mut launched)?;
+        let broker =
+            broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&run_egress))).map_err(map_broker_error)?;
         let layer = broker_layer(broker.traits(), (hold, can_hold), self.asks_reads);
         let mut enforced = launched.report().clone();
         add_layers(&mut enforced, plan, guard.report_limits(raises_limits), layer);
@@ -58,29 +59,29 @@ impl LaunchingAttempt<'_> {
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), raises_limits)));
         let answers = broker.answer_sender();
         if self.publishes {
-            answers.open_way();
+            answers.start_egress();
         }
-        let kept = MonitoredSandbox {
+        let monitored_sandbox = MonitoredSandbox {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
             temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
             launched: Arc::new(Mutex::new(launched)),
-            names: Some(Arc::clone(&way)),
-            way,
+            names: Some(Arc::clone(&run_egress)),
+            run_egress,
             lost,
             broker,
             watch: Arc::clone(&watch),
             extras,
         };
-        let launched = Arc::clone(&kept.launched);
-        let keeper = Some(keeper.start_monitoring(kept)?);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, keeper }))
+        let launched = Arc::clone(&monitored_sandbox.launched);
+        let monitor = Some(monitor.start_monitoring(monitored_sandbox)?);
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, monitor }))
     }
 }
 
 /// Adds the layers of the limits, the broker and the network to a report.
 fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
-    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
+    let layers = [("limits", limits), ("broker", broker), ("network", egress::network_layer(plan))];
     enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct NativeAttempt {
     pub(crate) watch: Arc<Mutex<LimitWatch>>,
     pub(crate) events: WeakEventSender,
     /// Disconnects when the keeper has ended and nothing of the attempt is left for it to end.
-    pub(crate) keeper: Option<Receiver<()>>,
+    pub(crate) monitor: Option<Receiver<()>>,
 }
 
 impl Attempt for NativeAttempt {
@@ -76,8 +76,8 @@ impl Attempt for NativeAttempt {
     }
 
     fn stand_still(&self, limit: &Denial) -> bool {
-        let asked = lock_ignoring_poison(&self.watch).stand_still(limit);
-        asked.map(|asked| self.events.send_event(convert_limit_event(asked))).is_some()
+        let limit_event = lock_ignoring_poison(&self.watch).stand_still(limit);
+        limit_event.map(|limit_event| self.events.send_event(convert_limit_event(limit_event))).is_some()
     }
 
     fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
@@ -93,7 +93,7 @@ impl Attempt for NativeAttempt {
 impl Drop for NativeAttempt {
     fn drop(&mut self) {
         self.kill_processes();
-        let Some(over) = self.keeper.take() else { return };
+        let Some(over) = self.monitor.take() else { return };
         // The sender is dropped with the keeper, or with an attempt that was never kept.
         if over.recv_timeout(SANDBOX_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             lock_ignoring_poison(&self.launched).abandon_command();

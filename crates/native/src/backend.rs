@@ -16,13 +16,13 @@ use tracing::debug_span;
 use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
+use crate::egress::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
 use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
-use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
-use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
 use stockade_launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
@@ -33,7 +33,7 @@ use stockade_permissions::powers::AttemptPermissions;
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
 pub struct NativeBackend {
-    nursery: Mutex<Option<PrewarmedInit>>,
+    prewarmed_init: Mutex<Option<PrewarmedInit>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
     holder: Option<LayerServerProgram>,
@@ -41,8 +41,8 @@ pub struct NativeBackend {
     resolver: Option<Arc<dyn NameResolver>>,
     within: Vec<PathBuf>,
     signing: Option<SigningUser>,
-    lead: Option<Arc<dyn TunnelConnector>>,
-    /// Ports of the host, see [`led_by`](Self::led_by).
+    connector: Option<Arc<dyn TunnelConnector>>,
+    /// Ports of the host, see [`with_tunnel`](Self::with_tunnel).
     served: BTreeSet<u16>,
 }
 
@@ -54,8 +54,8 @@ impl std::fmt::Debug for NativeBackend {
 
 impl NativeBackend {
     /// Makes a backend with a first sandbox that is already being built.
-    pub fn with_prewarmed_init(nursery: Option<PrewarmedInit>) -> Self {
-        Self { nursery: Mutex::new(nursery), ..Self::default() }
+    pub fn with_prewarmed_init(prewarmed_init: Option<PrewarmedInit>) -> Self {
+        Self { prewarmed_init: Mutex::new(prewarmed_init), ..Self::default() }
     }
 
     /// Sets the directory of stages, which is made with the first stage. Without it, nothing can be
@@ -110,22 +110,22 @@ impl NativeBackend {
     /// through this tunnel. Servers listen on the ports `served` of the host's loopback: a
     /// connection to such a port without a server inside is meant for them.
     #[must_use]
-    pub fn led_by(self, lead: Arc<dyn TunnelConnector>, served: BTreeSet<u16>) -> Self {
-        Self { lead: Some(lead), served, ..self }
+    pub fn with_tunnel(self, connector: Arc<dyn TunnelConnector>, served: BTreeSet<u16>) -> Self {
+        Self { connector: Some(connector), served, ..self }
     }
 
     /// Starts building the sandbox, with the one that is already started if it fits.
     fn begin_launch(
         &self,
         plan: &AttemptPlan,
-        outfit: &LaunchOptions,
+        options: &LaunchOptions,
         stdio: CommandStdio<'_>,
     ) -> Result<LaunchingSandbox, LaunchError> {
         let _span = debug_span!("begin").entered();
-        let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match nursery.filter(|nursery| nursery.can_serve(plan.level)) {
-            Some(nursery) => nursery.begin_launch(plan, outfit, stdio),
-            None => begin_launch(Blueprint::prepare_with(plan, outfit)?, stdio),
+        let prewarmed_init = self.prewarmed_init.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match prewarmed_init.filter(|prewarmed_init| prewarmed_init.can_serve(plan.level)) {
+            Some(prewarmed_init) => prewarmed_init.begin_launch(plan, options, stdio),
+            None => begin_launch(Blueprint::prepare_with(plan, options)?, stdio),
         }
     }
 }
@@ -139,17 +139,17 @@ impl NativeBackend {
         edge: &PreparedInterception,
         (staging, signing): (Option<&AttemptStage>, &RunSigningAgent),
     ) -> LaunchOptions {
-        let mut outfit = LaunchOptions {
+        let mut options = LaunchOptions {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == StdioMode::Terminal,
             asks,
             private: self.within.clone(),
-            own_network: self.lead.is_some(),
+            own_network: self.connector.is_some(),
             late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
-            ..way_out::launch_options(plan, edge)
+            ..egress::launch_options(plan, edge)
         };
-        signing.add_variables(plan, &mut outfit);
-        outfit
+        signing.add_variables(plan, &mut options);
+        options
     }
 
     /// Begins a sandbox with its tool caches. If the requested layers do not arrive, it begins
@@ -157,22 +157,22 @@ impl NativeBackend {
     fn begin_with_layers(
         &self,
         plan: &AttemptPlan,
-        outfit: impl Fn() -> LaunchOptions,
+        options: impl Fn() -> LaunchOptions,
         streams: &OutputPipes,
     ) -> Result<(Option<CacheLease>, LaunchOptions, LaunchingSandbox), StartError> {
         let hidden = hidden_there(plan);
         let mut holder = self.holder.as_ref();
         loop {
             let mut lease = CacheLease::prepare_layers(plan, &hidden, self.caches.as_deref(), holder);
-            let mut outfit = LaunchOptions { hidden: Some(hidden.clone()), ..outfit() };
+            let mut options = LaunchOptions { hidden: Some(hidden.clone()), ..options() };
             if let Some(lease) = &lease {
-                outfit.kept.clone_from(&lease.private);
-                outfit.merged.clone_from(&lease.merged);
-                outfit.environment.extend(lease.environment.clone());
+                options.kept.clone_from(&lease.private);
+                options.merged.clone_from(&lease.merged);
+                options.environment.extend(lease.environment.clone());
             }
-            let begin = || self.begin_launch(plan, &outfit, streams.command_stdio()).map_err(map_launch_error);
+            let begin = || self.begin_launch(plan, &options, streams.command_stdio()).map_err(map_launch_error);
             // The layers arrive while the init begins. A stage, however, can be mounted only once.
-            let early = if outfit.overlay.is_none() { Some(begin()?) } else { None };
+            let early = if options.overlay.is_none() { Some(begin()?) } else { None };
             let Ok(layers) = lease.as_mut().map(CacheLease::receive_layers).transpose() else {
                 holder = None;
                 continue;
@@ -180,9 +180,9 @@ impl NativeBackend {
             let launching = early.map_or_else(begin, Ok)?;
             layers
                 .flatten()
-                .map_or(Ok(()), |layers| launching.lend_layers(&layers, &outfit.merged))
+                .map_or(Ok(()), |layers| launching.lend_layers(&layers, &options.merged))
                 .map_err(map_launch_error)?;
-            return Ok((lease, outfit, launching));
+            return Ok((lease, options, launching));
         }
     }
 
@@ -191,38 +191,41 @@ impl NativeBackend {
         &self,
         plan: &AttemptPlan,
         launching: &LaunchingSandbox,
-        (outfit, lease): (&LaunchOptions, Option<&CacheLease>),
+        (options, lease): (&LaunchOptions, Option<&CacheLease>),
     ) -> AttemptPermissions {
         let mut powers = derive_permissions(plan, launching);
-        powers.read_late(&outfit.late);
+        powers.read_late(&options.late);
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
             powers.layered_at(lease.layer_paths());
             powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
         }
-        if self.lead.is_some() {
+        if self.connector.is_some() {
             powers.in_own_network(self.served.clone());
         }
         powers
     }
 
-    fn route_through_tunnel(&self, terms: RunEgressOptions) -> RunEgressOptions {
-        match &self.lead {
-            Some(lead) => terms.led_by(Arc::clone(lead)),
-            None => terms,
+    fn route_through_tunnel(&self, egress_options: RunEgressOptions) -> RunEgressOptions {
+        match &self.connector {
+            Some(connector) => egress_options.with_tunnel(Arc::clone(connector)),
+            None => egress_options,
         }
     }
 }
 
 /// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
 /// datagrams in it. Otherwise returns the egress proxy of the host.
-fn way_of(network: Option<NetworkSockets>, terms: RunEgressOptions) -> (Arc<RunEgress>, Option<LostDatagrams>) {
+fn select_egress(
+    network: Option<NetworkSockets>,
+    egress_options: RunEgressOptions,
+) -> (Arc<RunEgress>, Option<LostDatagrams>) {
     match network {
         Some(ends) => {
-            let (way, lost) = RunEgress::of_namespace(ends, terms);
-            (Arc::new(way), Some(lost))
+            let (run_egress, lost) = RunEgress::of_namespace(ends, egress_options);
+            (Arc::new(run_egress), Some(lost))
         }
-        None => (Arc::new(RunEgress::of_host(terms)), None),
+        None => (Arc::new(RunEgress::of_host(egress_options)), None),
     }
 }
 
@@ -255,23 +258,23 @@ impl Backend for NativeBackend {
         let renewal = NameRotation::for_plan(plan, self.caches.as_deref());
         let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.undo.as_deref())?.unzip();
         let signing = RunSigningAgent::from_plan(plan, self.signing.as_ref())?;
-        let outfit = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
-        let (lease, outfit, mut launching) = self.begin_with_layers(plan, outfit, &streams)?;
+        let options = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
+        let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
         // The limits and the two threads are prepared while the init builds.
         let guard = join_limits(plan, &mut launching)?;
         let outside = streams.into_outputs(*io);
         let weak = events.downgrade();
-        let told = RunEventSink::to_attempt(events);
-        let precaution = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
-        let mut powers = self.build_permissions(plan, &launching, (&outfit, lease.as_ref()));
+        let event_sink = RunEventSink::to_attempt(events);
+        let write_hook = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
+        let mut powers = self.build_permissions(plan, &launching, (&options, lease.as_ref()));
         powers.agents = signing.agent_sockets();
-        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), broker_event_sink(&told))
+        let broker = Broker::begin_with(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
             .map_err(map_broker_error)?;
         let served = (edge, published, self.resolver.clone());
-        let terms = self.route_through_tunnel(build_proxy_options(plan, served, &broker, &told));
+        let egress_options = self.route_through_tunnel(build_proxy_options(plan, served, &broker, &event_sink));
         let broker = broker.making_room(small_disk(&plan.profile.limits));
-        let agent = signing.start_serving(&told)?;
-        let keeper = RunMonitor::start_thread(outside, told)?;
+        let agent = signing.start_serving(&event_sink)?;
+        let monitor = RunMonitor::start_thread(outside, event_sink)?;
 
         let attempt = LaunchingAttempt {
             plan,
@@ -280,16 +283,16 @@ impl Backend for NativeBackend {
             // Without a namespace the init has to find the processes one by one.
             group: guard.group().filter(|_| plan.level != IsolationLevel::Full),
             guard,
-            keeper,
+            monitor,
             events: weak,
             hold,
             raises_limits: hold,
-            asks_reads: outfit.asks_reads(plan),
+            asks_reads: options.asks_reads(plan),
             publishes,
         };
         let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
-        let egress = |launched: &mut LaunchedSandbox| Ok(way_of(launched.take_network(), terms));
-        attempt.finish(egress, |enforced, launched, extras| add_kept_layers(enforced, plan, extras, launched), extras)
+        let egress = |launched: &mut LaunchedSandbox| Ok(select_egress(launched.take_network(), egress_options));
+        attempt.finish(egress, |enforced, launched, extras| add_extra_layers(enforced, plan, extras, launched), extras)
     }
 }
 
@@ -310,17 +313,17 @@ pub(crate) fn build_proxy_options(
     plan: &AttemptPlan,
     (edge, published, resolver): (PreparedInterception, PublishedPorts, Option<Arc<dyn NameResolver>>),
     broker: &PreparedBroker,
-    told: &RunEventSink,
+    event_sink: &RunEventSink,
 ) -> RunEgressOptions {
-    let told = told.clone();
+    let event_sink = event_sink.clone();
     RunEgressOptions {
         rules: plan.profile.egress.clone(),
         edge: Arc::new(edge),
-        judge: Arc::new(broker.egress_policy()),
-        sink: Arc::new(move |event| told.report_event(translate_proxy_event(event))),
+        policy: Arc::new(broker.egress_policy()),
+        sink: Arc::new(move |event| event_sink.report_event(translate_proxy_event(event))),
         published,
         resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
-        lead: None,
+        connector: None,
     }
 }
 
@@ -329,7 +332,7 @@ pub(crate) fn build_proxy_options(
 pub(crate) fn launched_powers(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = AttemptPermissions::new(plan, private);
-    powers.allowed_by_floor(launching.kernel_enforced_trees());
+    powers.allow_by_kernel(launching.kernel_enforced_trees());
     powers
 }
 
@@ -348,9 +351,9 @@ fn derive_permissions(plan: &AttemptPlan, launching: &LaunchingSandbox) -> Attem
 }
 
 /// Returns the sink for the events of a broker.
-pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(AttemptEvent) + Send + use<> {
-    let told = told.clone();
-    move |event| told.report_event(event)
+pub(crate) fn broker_event_sink(event_sink: &RunEventSink) -> impl Fn(AttemptEvent) + Send + use<> {
+    let event_sink = event_sink.clone();
+    move |event| event_sink.report_event(event)
 }
 
 fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
@@ -361,7 +364,7 @@ fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
 }
 
 /// Adds the layers of the stage, the caches, undo and the signing agent of a run to a report.
-fn add_kept_layers(
+fn add_extra_layers(
     enforced: &mut EnforcementReport,
     plan: &AttemptPlan,
     MonitoredExtras { staging, lease, undoing, .. }: &MonitoredExtras,

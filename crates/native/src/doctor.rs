@@ -20,7 +20,7 @@ use stockade_sys::mount::{MountRestrictions, attach_at, make_private, new_filesy
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{ProcessExit, wait_pidfd_end};
-use stockade_sys::{Errno, caps, net, passing, seccomp};
+use stockade_sys::{Errno, caps, fd_passing, net, seccomp};
 
 /// Time-out for one trial.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -201,7 +201,7 @@ fn try_network() -> Result<(), Errno> {
     let nobodys = SocketAddr::from(([203, 0, 113, 1], 443));
     in_child(flags::NEW_USER | flags::NEW_NET, || {
         net::own_every_address(RUN_ADDRESS_V4, RUN_ADDRESS_V6)?;
-        let _door = net::tcp_listener(nobodys)?;
+        let _listener = net::tcp_listener(nobodys)?;
         let connect = |to: SocketAddr| {
             let socket = net::tcp_socket(to)?;
             match rustix::net::connect(&socket, &to) {
@@ -294,12 +294,12 @@ fn try_notify() -> LayerReport {
 
 fn notify_round() -> Result<(bool, bool), Errno> {
     let program = compile_trial_filter(SeccompAction::Notify)?;
-    let (ours, theirs) = passing::socket_pair()?;
+    let (ours, theirs) = fd_passing::socket_pair()?;
     let child = fork_with(0, 0, || {
         let trial = || {
             caps::drop_all()?;
             let listener = seccomp::install_with_listener(&program)?;
-            passing::send_message(theirs.as_fd(), &[u8::from(listener.wait_killable)], &[listener.fd.as_fd()])?;
+            fd_passing::send_message(theirs.as_fd(), &[u8::from(listener.wait_killable)], &[listener.fd.as_fd()])?;
             drop(listener);
             try_call()
         };
@@ -322,7 +322,7 @@ fn answer_one(socket: &OwnedFd) -> Result<(bool, bool), Errno> {
     if !readable_before(&[socket.as_fd()], Instant::now() + TRIAL_TIMEOUT)? {
         return Err(Errno::TIMEDOUT);
     }
-    let received = passing::receive_message(socket.as_fd(), &mut byte, false)?;
+    let received = fd_passing::receive_message(socket.as_fd(), &mut byte, false)?;
     let [Some(listener), ..] = received.descriptors else { return Err(Errno::PIPE) };
     let notifier = SeccompNotifier::new(listener)?;
     let prompt = notifier.wake_synchronously().is_ok();
@@ -357,8 +357,8 @@ mod tests {
         for (name, layer) in &found.layers {
             assert_ne!(layer.state, LayerState::Absent, "{name}: {}", layer.detail);
         }
-        let mut check = |gone: &[&str], full: &[&str], restricted: &[&str]| {
-            found.layers.retain(|(name, _)| !gone.contains(name));
+        let mut check = |missing: &[&str], full: &[&str], restricted: &[&str]| {
+            found.layers.retain(|(name, _)| !missing.contains(name));
             assert_eq!(found.missing_layers(IsolationLevel::Full), full);
             assert_eq!(found.missing_layers(IsolationLevel::Restricted), restricted);
         };

@@ -23,13 +23,13 @@ const MAX_HIDDEN_PATHS: usize = 256;
 pub(crate) struct HiddenWatch {
     reads: HiddenReads,
     revealed: Vec<PathBuf>,
-    told: BTreeSet<PathBuf>,
+    reported_paths: BTreeSet<PathBuf>,
 }
 
 impl HiddenWatch {
     pub(crate) fn new(reads: HiddenReads, plan: &AttemptPlan) -> Self {
         let revealed = plan.profile.filesystem.reveal.iter().map(|p| p.as_path().to_owned()).collect();
-        Self { reads, revealed, told: BTreeSet::new() }
+        Self { reads, revealed, reported_paths: BTreeSet::new() }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -57,7 +57,7 @@ impl HiddenWatch {
         let mut denials = Vec::new();
         for object in opened {
             let shown = self.revealed.iter().any(|path| object.starts_with(path));
-            if shown || self.told.len() >= MAX_HIDDEN_PATHS || !self.told.insert(object.clone()) {
+            if shown || self.reported_paths.len() >= MAX_HIDDEN_PATHS || !self.reported_paths.insert(object.clone()) {
                 continue;
             }
             denials.push(read_denial(object));

@@ -11,29 +11,29 @@ mod assembly;
 mod attempt;
 mod backend;
 mod capture;
+mod egress;
 mod errors;
 mod evidence;
-mod host;
-mod keeper;
+mod host_backend;
 mod locks;
 mod own_trees;
 mod remote;
+mod run_monitor;
 mod sandbox;
 mod session;
 mod signing;
 mod staging;
 mod streams;
 mod undoing;
-mod way_out;
 
 pub use backend::NativeBackend;
 pub use broker::served_ports;
-pub use host::{EnclosedBackend, HostBackend};
+pub use egress::proxy_variables;
+pub use host_backend::{EnclosedBackend, HostBackend};
 pub use remote::own_umask;
-pub use sandbox::{NativeSandboxes, SupervisorHooks, keep_sandbox};
+pub use sandbox::{NativeSandboxes, SupervisorHooks, run_sandbox_supervisor};
 pub use session::{NativeSession, SessionError};
 pub use signing::SigningUser;
 /// Global allocator for a program with a [`NativeSession`] that prepares sandboxes in advance. The plan
 /// of each is computed in memory that both processes share.
-pub use stockade_sys::arena::ArenaAllocator;
-pub use way_out::proxy_variables;
+pub use stockade_sys::shared_arena::ArenaAllocator;

@@ -14,7 +14,7 @@ use stockade_model::{
 use stockade_permissions::{AGENT_PATH, AgentSockets};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
-use crate::keeper::RunEventSink;
+use crate::run_monitor::RunEventSink;
 
 /// The variable that names an agent's socket.
 const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
@@ -71,11 +71,11 @@ impl RunSigningAgent {
     }
 
     /// Adds the variables by which the run finds its agent, and the servers that it may know.
-    pub(crate) fn add_variables(&self, plan: &AttemptPlan, outfit: &mut LaunchOptions) {
+    pub(crate) fn add_variables(&self, plan: &AttemptPlan, options: &mut LaunchOptions) {
         let Some(listener) = &self.listener else { return };
-        outfit.environment.insert(AGENT_VARIABLE.to_owned(), AGENT_PATH.into());
+        options.environment.insert(AGENT_VARIABLE.to_owned(), AGENT_PATH.into());
         if let Some(key) = listener.git_key() {
-            outfit.environment.extend(git_settings(&plan.environment, key));
+            options.environment.extend(git_settings(&plan.environment, key));
         }
         if listener.known_hosts().is_empty() {
             return;
@@ -90,14 +90,14 @@ impl RunSigningAgent {
         // With a mount namespace of its own, the run has the file at ssh's default path.
         let of_person = self.person.iter().map(|person| person.home.join(USER_KNOWN_HOSTS));
         let replaced = of_person.filter(|path| plan.level == IsolationLevel::Full && path.is_file());
-        outfit.files.extend(replaced.map(|path| (path, content.clone())));
-        outfit.named.push(NamedFile { name: KNOWN_HOSTS, content, variables });
+        options.files.extend(replaced.map(|path| (path, content.clone())));
+        options.named.push(NamedFile { name: KNOWN_HOSTS, content, variables });
     }
 
     /// Starts answering. Events are reported until the run ends.
-    pub(crate) fn start_serving(self, told: &RunEventSink) -> Result<Option<AgentHandle>, StartError> {
-        let told = told.clone();
-        let sink = move |event| told.report_event(event_of(event));
+    pub(crate) fn start_serving(self, event_sink: &RunEventSink) -> Result<Option<AgentHandle>, StartError> {
+        let event_sink = event_sink.clone();
+        let sink = move |event| event_sink.report_event(event_of(event));
         self.listener.map(|listener| listener.start_serving(sink).map_err(signing_error)).transpose()
     }
 }
@@ -128,7 +128,7 @@ fn git_settings(environment: &BTreeMap<String, RawText>, key: &str) -> Vec<(Stri
 fn event_of(event: SigningEvent) -> AttemptEvent {
     match event {
         SigningEvent::Signed(signed) => {
-            AttemptEvent::Signed { grant: signed.wanted.into_grant(), object: RawText::from(signed.object) }
+            AttemptEvent::Signed { grant: signed.key_use.into_grant(), object: RawText::from(signed.object) }
         }
         SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial::of_unknown_process(
             // The broker connects for the run, so no process is behind the socket.
@@ -136,7 +136,7 @@ fn event_of(event: SigningEvent) -> AttemptEvent {
             RawText::from(refused.object),
             DenialLayer::Agent,
             refused.rule,
-            refused.wanted.map(SignUse::into_grant),
+            refused.key_use.map(SignUse::into_grant),
         )),
     }
 }

@@ -68,11 +68,11 @@ impl AttemptStage {
 
     /// Returns the hook that runs before the run's changes in its workspace.
     pub fn pre_write_hook(&self) -> Result<Option<PreWriteHook>, StartError> {
-        let precaution = |stage| match self.overlay {
+        let create_hook = |stage| match self.overlay {
             Some(_) => BaselineRecorder::new(stage).map(PreWriteHook::Noted),
             None => BackupTree::new(stage).map(PreWriteHook::PutAside),
         };
-        self.stage.as_ref().map(precaution).transpose().map_err(stage_error)
+        self.stage.as_ref().map(create_hook).transpose().map_err(stage_error)
     }
 
     /// Returns the changes to commit. A stage without changes is removed at once.

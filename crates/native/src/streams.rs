@@ -15,7 +15,7 @@ use crate::errors::no_descriptor;
 pub(crate) struct OutputPipes {
     pipes: Option<[(OwnedFd, OwnedFd); 2]>,
     /// The caller's streams, if the caller is not this process.
-    given: Option<[OwnedFd; 3]>,
+    caller_streams: Option<[OwnedFd; 3]>,
 }
 
 impl OutputPipes {
@@ -25,7 +25,7 @@ impl OutputPipes {
     }
 
     /// Makes the streams with these as the caller's.
-    pub(crate) fn with_caller_streams(io: StdioMode, given: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
+    pub(crate) fn with_caller_streams(io: StdioMode, caller_streams: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
         let pipe = || {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::io::ioctl_fionbio(&read, true)?;
@@ -35,7 +35,7 @@ impl OutputPipes {
             StdioMode::Inherit | StdioMode::Terminal => None,
             StdioMode::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
         };
-        let streams = Self { pipes, given };
+        let streams = Self { pipes, caller_streams };
         let CommandStdio { stdin, stdout, stderr } = streams.command_stdio();
         let named = [(stdin, "standard input"), (stdout, "standard output"), (stderr, "standard error")];
         named.into_iter().try_for_each(|(stream, name)| refuse_directory(stream, name))?;
@@ -44,7 +44,8 @@ impl OutputPipes {
 
     pub(crate) fn command_stdio(&self) -> CommandStdio<'_> {
         let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
-        let [stdin, stdout, stderr] = self.given.as_ref().map_or(own, |given| given.each_ref().map(AsFd::as_fd));
+        let [stdin, stdout, stderr] =
+            self.caller_streams.as_ref().map_or(own, |caller_streams| caller_streams.each_ref().map(AsFd::as_fd));
         match &self.pipes {
             Some([out, err]) => CommandStdio { stdin, stdout: out.1.as_fd(), stderr: err.1.as_fd() },
             None => CommandStdio { stdin, stdout, stderr },

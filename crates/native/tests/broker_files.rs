@@ -38,7 +38,7 @@ fn compare(level: IsolationLevel) {
     let fixture = Scene::fixture();
     let mut failures = Vec::new();
     for case in Case::all() {
-        if let Err(why) = judge(case, (&outside, &native), (&scene, &lines), &report.denials, &fixture) {
+        if let Err(why) = check_case(case, (&outside, &native), (&scene, &lines), &report.denials, &fixture) {
             failures.push(format!("{}: {why}", case.name));
         }
     }
@@ -47,7 +47,7 @@ fn compare(level: IsolationLevel) {
     assert_eq!(snapshot(&scene.outside()), snapshot(&Scene::new("untouched").outside()));
 }
 
-fn judge(
+fn check_case(
     case: &Case,
     (outside, native): (&Scene, &Lines),
     (scene, lines): (&Scene, &Lines),
@@ -59,12 +59,12 @@ fn judge(
     let about = |d: &&Denial| {
         d.object.as_path().starts_with(&within) || d.object.as_path().starts_with(scene.outside().join(case.name))
     };
-    let told: Vec<_> = denials.iter().filter(about).collect();
+    let case_denials: Vec<_> = denials.iter().filter(about).collect();
     match case.expected {
         // Nothing but that it was allowed, and so not told.
-        Expected::Same if case.is_newer_than_kernel() => {
-            (line == "done" && told.is_empty()).then_some(()).ok_or(format!("inside `{line}`, denied: {told:?}"))
-        }
+        Expected::Same if case.is_newer_than_kernel() => (line == "done" && case_denials.is_empty())
+            .then_some(())
+            .ok_or(format!("inside `{line}`, denied: {case_denials:?}")),
         Expected::Same => {
             let other = native.get(case.name).ok_or("it said nothing outside")?;
             if line != other {
@@ -74,13 +74,13 @@ fn judge(
             if here != there {
                 return Err(format!("left\n  {here:#?}, outside\n  {there:#?}"));
             }
-            told.is_empty().then_some(()).ok_or(format!("denied: {told:?}"))
+            case_denials.is_empty().then_some(()).ok_or(format!("denied: {case_denials:?}"))
         }
         Expected::Errno(errno) => {
             if line != errno {
                 return Err(format!("`{line}`, expected {errno}"));
             }
-            told.is_empty().then_some(()).ok_or(format!("denied: {told:?}"))
+            case_denials.is_empty().then_some(()).ok_or(format!("denied: {case_denials:?}"))
         }
         Expected::Refused(operation, object) => {
             if line != "ACCESS" {
@@ -90,8 +90,9 @@ fn judge(
                 return Err("it left something".to_owned());
             }
             let object = scene.expand(case.name, object);
-            let found = told.iter().any(|d| d.operation == operation && d.object == RawText::from(object.as_path()));
-            found.then_some(()).ok_or(format!("no denial of {operation:?} {}: {told:?}", object.display()))
+            let found =
+                case_denials.iter().any(|d| d.operation == operation && d.object == RawText::from(object.as_path()));
+            found.then_some(()).ok_or(format!("no denial of {operation:?} {}: {case_denials:?}", object.display()))
         }
     }
 }

@@ -149,7 +149,7 @@ fn unchanged(
     let line = lines.get(case.name).ok_or("it said nothing")?;
     let asked = ran.questions.iter().filter(|q| is_about(&q.denial, scene, case)).count();
     let recorded = ran.report.denials.iter().filter(|d| is_about(d, scene, case)).count();
-    let left = snapshot(&scene.directory(case.name));
+    let state_after = snapshot(&scene.directory(case.name));
     // What the sandbox itself refuses is no question but stays a denial.
     match (asked, recorded) {
         (0, 0) if Some(line) != native.get(case.name) && !stays(case) => {
@@ -159,7 +159,7 @@ fn unchanged(
         (1.., _) | (_, 1..) if line != "ACCESS" && line != "died" => Err(format!("`{line}` although refused")),
         // The refusal must be found among what the broker counted.
         (1.., 0) => Err("asked and not counted".to_owned()),
-        _ if left != *fixture => Err(format!("left {left:#?}")),
+        _ if state_after != *fixture => Err(format!("left {state_after:#?}")),
         _ => Ok(()),
     }
 }

@@ -163,8 +163,8 @@ fn no_repository_with_code_is_made_and_none_is_taken_over() {
             |ran, workspace| {
                 let own = fs::read_to_string(workspace.join(".git/config")).unwrap();
                 assert!(own.contains("bare = false") && !own.contains("fsmonitor"), "{own}");
-                let told = format!("Rename {0}/.git/config [write {0}/.git/config]", workspace.display());
-                assert!(ran.denied().contains(&told), "{:#?}", ran.denied());
+                let shown_text = format!("Rename {0}/.git/config [write {0}/.git/config]", workspace.display());
+                assert!(ran.denied().contains(&shown_text), "{:#?}", ran.denied());
                 let settings = fs::read_to_string(workspace.join("bare.d/config")).unwrap_or_default();
                 let whole = ["HEAD", "objects", "refs"].iter().all(|n| workspace.join("bare.d").join(n).exists());
                 assert!(!(whole && settings.contains("fsmonitor")), "{settings} {:#?}", ran.denied());
@@ -299,8 +299,8 @@ fn a_socket_of_the_host_under_a_name_that_the_run_has_bound_is_refused() {
                 .current_dir(scene.workspace())
                 .output()
                 .unwrap();
-            let told = String::from_utf8_lossy(&bare.stdout).into_owned();
-            assert_eq!(told, "connected", "{level} {how} {}", String::from_utf8_lossy(&bare.stderr));
+            let shown_text = String::from_utf8_lossy(&bare.stdout).into_owned();
+            assert_eq!(shown_text, "connected", "{level} {how} {}", String::from_utf8_lossy(&bare.stderr));
         }
     }
 }

@@ -164,8 +164,9 @@ fn temporary_files_are_private() {
         assert_eq!(listed, format!("{name}\n{}\n", ws.path().display()));
         // And around it the kernel leaves everything to the broker.
         let blueprint = Blueprint::prepare(&script(Full, ws.path(), "")).unwrap();
-        let floor = |p: &str| blueprint.private_trees().iter().find(|t| t.path == Path::new(p)).unwrap().floor_allows;
-        assert!(!floor("/tmp") && floor("/var/tmp") && floor("/run"));
+        let allows_writes =
+            |p: &str| blueprint.private_trees().iter().find(|t| t.path == Path::new(p)).unwrap().kernel_allows;
+        assert!(!allows_writes("/tmp") && allows_writes("/var/tmp") && allows_writes("/run"));
     });
 }
 
@@ -212,7 +213,7 @@ fn files_are_replaced_for_the_run_alone() {
         let around = NamingVariable { name: "AROUND".to_owned(), before: "<", after: ">" };
         let variables = vec![NamingVariable::path_only("NAMED"), around];
         let named = NamedFile { name: "named", content: b"named".to_vec(), variables };
-        let outfit = LaunchOptions {
+        let options = LaunchOptions {
             files: vec![(link.clone(), b"own".to_vec()), ("/etc/hostname".into(), b"elsewhere".to_vec())],
             environment: BTreeMap::from([("HOME".to_owned(), "/nowhere".into())]),
             named: vec![named],
@@ -222,13 +223,13 @@ fn files_are_replaced_for_the_run_alone() {
             "cat {} /etc/hostname \"$NAMED\"; test \"$AROUND\" = \"<$NAMED>\" && echo $HOME; echo x 2>/dev/null >/etc/hostname || echo kept",
             file.display()
         );
-        let ran = try_run_with(&script(Full, ws.path(), &shown), &outfit).unwrap();
+        let ran = try_run_with(&script(Full, ws.path(), &shown), &options).unwrap();
         assert_eq!(ran.ok(), "ownelsewherenamed/nowhere\nkept\n");
         assert_eq!(fs::read_to_string(&file).unwrap(), "host");
         let plan = script(Full, ws.path(), "true");
         for missing in [host.path().join("none"), host.path().to_owned()] {
-            let outfit = LaunchOptions { files: vec![(missing, Vec::new())], ..LaunchOptions::default() };
-            assert!(try_run_with(&plan, &outfit).is_err());
+            let options = LaunchOptions { files: vec![(missing, Vec::new())], ..LaunchOptions::default() };
+            assert!(try_run_with(&plan, &options).is_err());
         }
     });
 }
@@ -283,9 +284,9 @@ fn the_caller_listens_inside_where_nobody_is() {
         assert_eq!((accepted.local_addr().unwrap().port(), peer.ip()), (443, accepted.local_addr().unwrap().ip()));
         std::io::Write::write_all(&mut accepted, b"hello\n").unwrap();
         drop(accepted);
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut stdout, &mut said).unwrap();
-        assert_eq!(said, "hello\nnobody\n");
+        let mut stdout_text = String::new();
+        std::io::Read::read_to_string(&mut stdout, &mut stdout_text).unwrap();
+        assert_eq!(stdout_text, "hello\nnobody\n");
         let mut question = [0; 16];
         let length = rustix::io::read(&network.names, &mut question).unwrap();
         assert_eq!(&question[..length], b"question");

@@ -48,11 +48,11 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
         let ran = place.run("mkdir .hg; echo x > .bashrc; echo x > /home/x; cat /etc/shadow; true");
         let objects: Vec<String> = ran.denials.iter().map(|d| d.object.to_escaped().to_string()).collect();
         assert_eq!(objects, ["/workspace/.hg", "/workspace/.bashrc", "/home/x"], "{ran:#?}");
-        let wanted = ran.denials[0].grant.clone().unwrap();
-        assert_eq!(wanted, grant("write /workspace/.hg"));
+        let denied_grant = ran.denials[0].grant.clone().unwrap();
+        assert_eq!(denied_grant, grant("write /workspace/.hg"));
         // What is beyond the sandbox cannot be given, and is never asked about.
         let backend = place.sandbox.backend();
-        assert!(backend.supports_grant(&wanted, IsolationLevel::Full));
+        assert!(backend.supports_grant(&denied_grant, IsolationLevel::Full));
         for never in [
             "write /usr/x",
             "read /etc/shadow",
@@ -66,7 +66,7 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
         }
         // With the grant it goes, for this command alone.
         let mut plan = inside("mkdir .hg");
-        plan.grants = vec![wanted.clone()];
+        plan.grants = vec![denied_grant.clone()];
         plan.profile.filesystem.write.push("/workspace/.hg".into());
         place.run_plan(&plan).ok();
         assert_eq!(place.run("touch .hg/x").denials.len(), 1);
@@ -99,14 +99,14 @@ fn a_call_that_lacks_a_power_waits_for_its_answer() {
 fn what_a_command_leaves_goes_on_with_its_powers_and_no_more() {
     in_each_role("what_a_command_leaves_goes_on_with_its_powers_and_no_more", || {
         let place = Place::new();
-        let left = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late > late; echo x > .bashrc; \
+        let leftover_script = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late > late; echo x > .bashrc; \
                     echo done > done' >/dev/null 2>&1 &)";
-        let (mut attempt, events) = place.begin(&inside(left), CAPTURE, true).unwrap();
+        let (mut attempt, events) = place.begin(&inside(leftover_script), CAPTURE, true).unwrap();
         attempt.release_command().unwrap();
         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
         drop(attempt);
         place.run("touch /tmp/go").ok();
-        let denied = place.told.recv_timeout(PATIENCE).unwrap();
+        let denied = place.event_channel.recv_timeout(PATIENCE).unwrap();
         let SandboxEvent::Denied { request, denial } = denied else { panic!("{denied:?}") };
         assert_eq!(request, RequestId::from_random([1; 16]));
         assert_eq!(denial.object, RawText::from("/workspace/.bashrc"));
@@ -228,8 +228,8 @@ fn limits_hold_for_all_commands_together() {
         place.run("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true").ok();
         let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true";
         let full = place.run(script);
-        let said = full.end.stderr.as_ref().unwrap().to_escaped().to_string();
-        assert!(said.contains("fork"), "{full:#?}");
+        let output_text = full.end.stderr.as_ref().unwrap().to_escaped().to_string();
+        assert!(output_text.contains("fork"), "{full:#?}");
         assert!(full.report.layers["limits"].detail.contains("processes 200: control group"), "{full:#?}");
         assert!(place.sandbox.enforcement_report().layers["limits"].detail.contains("processes 20: control group"));
     });
@@ -250,10 +250,10 @@ fn the_end_leaves_nothing_and_is_told() {
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_) | CommandEnd::Signaled(9)));
         drop(attempt);
         place.sandbox.destroy().unwrap();
-        let gone = place.begin(&inside("true"), CAPTURE, false).err().unwrap();
-        assert!(gone.what.contains("is gone"), "{gone:?}");
+        let error = place.begin(&inside("true"), CAPTURE, false).err().unwrap();
+        assert!(error.what.contains("is gone"), "{error:?}");
         assert!(matches!(place.sandbox.read_usage(), Err(SandboxError::Gone(_))));
-        assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
+        assert_eq!(place.event_channel.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
         assert!(place.top.path().join("work").exists(), "the directories are the caller's");
     });
 }
@@ -267,10 +267,11 @@ fn many_commands_run_at_once_and_none_meets_another_sandbox() {
                 for command in 0..10 {
                     let script = format!("echo {number} > f{command}; cat f*; ls /proc | grep -c '^[0-9]'");
                     let (sender, events) = channel();
-                    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+                    let event_channel = AttemptEventSender::new(move |event| drop(sender.send(event)));
                     let backend = place.sandbox.backend();
                     scope.spawn(move || {
-                        let mut attempt = backend.prepare_attempt(&inside(&script), &CAPTURE, false, told).unwrap();
+                        let mut attempt =
+                            backend.prepare_attempt(&inside(&script), &CAPTURE, false, event_channel).unwrap();
                         attempt.release_command().unwrap();
                         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
                     });
@@ -302,7 +303,7 @@ fn a_killed_keeper_takes_everything_with_it_and_the_directories_stay() {
             return;
         }
         let mark = format!("84{:07}", std::process::id());
-        let mut keeper = Command::new(std::env::current_exe().unwrap())
+        let mut supervisor = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads", "1"])
             .env(VICTIM, &mark)
             .stdout(Stdio::piped())
@@ -310,12 +311,12 @@ fn a_killed_keeper_takes_everything_with_it_and_the_directories_stay() {
             .unwrap();
         let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
         wait_until("all run", || sleeping() == 2);
-        let pid = keeper.id();
+        let pid = supervisor.id();
         if has_groups() {
             assert_ne!(groups_of(pid), Vec::<PathBuf>::new());
         }
-        keeper.kill().unwrap();
-        let output = keeper.wait_with_output().unwrap();
+        supervisor.kill().unwrap();
+        let output = supervisor.wait_with_output().unwrap();
         wait_until("nothing is left", || sleeping() == 0);
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
         let top = Path::new(output.lines().find_map(|line| line.split("top ").nth(1)).unwrap());
@@ -341,9 +342,9 @@ fn a_root_tree_is_all_of_the_system_there_is() {
         assert!(made.success());
         let place = Place::with(|plan| plan.system = Some(GuestSystem::Tree(tree.path().to_owned())));
         let ran = place.run("echo $(</etc/os-release) /*; echo x > a; [ -e /usr/bin/env ] || echo none");
-        let said = ran.ok();
-        assert!(said.starts_with("mine /bin /dev /etc "), "{said}");
-        assert!(said.ends_with("none\n"), "{said}");
+        let output_text = ran.ok();
+        assert!(output_text.starts_with("mine /bin /dev /etc "), "{output_text}");
+        assert!(output_text.ends_with("none\n"), "{output_text}");
         assert_ne!(place.run("echo x > /etc/os-release").end.end, CommandEnd::Exited(0));
         assert_eq!(fs::read_to_string(tree.path().join("etc/os-release")).unwrap(), "mine\n");
     });
@@ -360,15 +361,15 @@ fn what_cannot_be_had_is_a_clear_error() {
         }),
         ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
     ] {
-        let said = text(Place::make(change));
-        assert!(said.contains(expected) && said.contains("native"), "{said}");
+        let output_text = text(Place::make(change));
+        assert!(output_text.contains(expected) && output_text.contains("native"), "{output_text}");
     }
     let empty = tempfile::tempdir().unwrap();
-    let said = text(Place::make(|plan| plan.system = Some(GuestSystem::Tree(empty.path().to_owned()))));
-    assert!(said.contains("is no root tree: there is no `usr` in it"), "{said}");
+    let output_text = text(Place::make(|plan| plan.system = Some(GuestSystem::Tree(empty.path().to_owned()))));
+    assert!(output_text.contains("is no root tree: there is no `usr` in it"), "{output_text}");
     let place = Place::new();
     assert!(matches!(place.sandbox.snapshot_files(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
-    let said = place.begin(
+    let output_text = place.begin(
         &{
             let mut plan = inside("true");
             plan.profile.filesystem.hide.push("/usr/lib".into());
@@ -377,6 +378,6 @@ fn what_cannot_be_had_is_a_clear_error() {
         CAPTURE,
         false,
     );
-    assert!(said.err().unwrap().what.contains("without /usr/lib being hidden"));
+    assert!(output_text.err().unwrap().what.contains("without /usr/lib being hidden"));
     assert!(rustix::fs::fstat(place.sandbox.open_tree(SandboxTree::Home).unwrap()).is_ok());
 }

@@ -203,12 +203,13 @@ enum Way {
     InPlace,
 }
 
-fn check(operations: &[Operation], way: Way) {
-    let scene = if matches!(way, Way::OverlayApart) { Scene::apart(BEFORE) } else { Scene::new(BEFORE) };
+fn check(operations: &[Operation], stage_mode: Way) {
+    let scene =
+        if matches!(stage_mode, Way::OverlayApart) { Scene::other_filesystem(BEFORE) } else { Scene::new(BEFORE) };
     let native = scene.beside();
     copy_tree(&scene.workspace(), &native);
     let untouched = scene.picture();
-    let (id, results) = match way {
+    let (id, results) = match stage_mode {
         Way::Overlay | Way::OverlayApart => {
             let (id, results) = staged(&scene, operations);
             (Some(id), results)
@@ -223,7 +224,7 @@ fn check(operations: &[Operation], way: Way) {
         }
         let natively = apply(&native, operation);
         // Where two things are wrong, the broker may name the other one.
-        let is_other = matches!(way, Way::InPlace) && natively == libc::EACCES && *result != 0;
+        let is_other = matches!(stage_mode, Way::InPlace) && natively == libc::EACCES && *result != 0;
         assert!(natively == *result || is_other, "{operation:?}: {natively} natively, {result} staged");
     }
     if let Some(id) = &id {
@@ -263,18 +264,18 @@ fn without_an_overlay_committed_is_the_same_as_run_natively() {
     });
 }
 
-fn play(ways: impl Strategy<Value = Way>) {
-    let wanted = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
+fn play(stage_modes: impl Strategy<Value = Way>) {
+    let case_count = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
     let config = Config {
-        cases: wanted.unwrap_or(SEQUENCES),
+        cases: case_count.unwrap_or(SEQUENCES),
         failure_persistence: None,
         max_shrink_iters: 200,
         ..Config::default()
     };
     let mut runner = TestRunner::new(config);
     runner
-        .run(&(operations(), ways), |(operations, way)| {
-            check(&operations, way);
+        .run(&(operations(), stage_modes), |(operations, stage_mode)| {
+            check(&operations, stage_mode);
             Ok(())
         })
         .unwrap();

@@ -95,8 +95,8 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
     let give_up = Instant::now() + PATIENCE;
     loop {
-        let left = give_up.saturating_duration_since(Instant::now());
-        match events.recv_timeout(left).expect("the attempt ends") {
+        let remaining = give_up.saturating_duration_since(Instant::now());
+        match events.recv_timeout(remaining).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. } | AttemptEvent::Connection(_) | AttemptEvent::Signed { .. } => {}
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) | AttemptEvent::Stopped(_) => {
@@ -339,8 +339,9 @@ fn what_cannot_be_staged_does_not_run() {
         };
         let mut restricted = scene.plan("touch ran");
         restricted.level = IsolationLevel::Restricted;
-        let apart = tempfile::tempdir_in("/dev/shm").unwrap();
-        let elsewhere = NativeBackend::default().with_stages_dir(apart.path().canonicalize().unwrap().join("stages"));
+        let other_filesystem = tempfile::tempdir_in("/dev/shm").unwrap();
+        let elsewhere =
+            NativeBackend::default().with_stages_dir(other_filesystem.path().canonicalize().unwrap().join("stages"));
         let error = refused(&restricted, elsewhere);
         assert!(error.what.contains("another filesystem"), "{error:?}");
         let error = refused(&scene.plan("touch ran"), NativeBackend::default());

@@ -10,7 +10,7 @@ pub mod guards;
 pub mod powers;
 pub mod programs;
 mod protected;
-pub mod reach;
+pub mod reachable_targets;
 
 pub use agents::{AGENT_PATH, AgentSockets};
 pub use protected::ProtectedNames;

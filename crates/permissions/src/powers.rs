@@ -15,7 +15,7 @@ use crate::agents::AgentSockets;
 use crate::guards::repository::{self, KnownNameCheck, TrustedParts};
 use crate::guards::{GuardedNames, fold_name};
 use crate::programs::ProgramRules;
-use crate::reach::EgressReach;
+use crate::reachable_targets::EgressReach;
 
 mod late;
 mod names;
@@ -32,11 +32,11 @@ pub struct AttemptPermissions {
     names: GuardedNames,
     parts: TrustedParts,
     unattached: Vec<Vec<u8>>,
-    floors: Vec<Vec<u8>>,
+    kernel_allowed: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
     /// True if git's writes are judged by their content. Only a broker can do that.
-    judges: bool,
+    checks_content: bool,
     /// See [`keep_read_only`](Self::keep_read_only).
     read_only: Vec<Vec<u8>>,
     /// See [`merged_at`](Self::merged_at).
@@ -120,7 +120,7 @@ impl AttemptPermissions {
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
             names: GuardedNames::new(&files.protect),
-            judges: true,
+            checks_content: true,
             traced: files.trace,
             programs: ProgramRules::new(&plan.profile.exec),
             reach: EgressReach::from_plan(plan),
@@ -152,14 +152,14 @@ impl AttemptPermissions {
 
     /// Adds private trees in which Landlock lets the command make any object, see
     /// `PrivateTree` of the native backend.
-    pub fn allowed_by_floor(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.floors.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
+    pub fn allow_by_kernel(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
+        self.kernel_allowed.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
     }
 
     /// Returns whether a call that makes an object at `path` may continue, because it is in such a
     /// tree.
-    pub fn floor_allows(&self, path: &[u8]) -> bool {
-        deepest_root(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
+    pub fn kernel_allows(&self, path: &[u8]) -> bool {
+        deepest_root(&self.private, path).is_some_and(|tree| self.kernel_allowed.iter().any(|allowed| allowed == tree))
     }
 
     /// Marks the workspace as an overlay. Operations in it must not run in the supervisor's mount

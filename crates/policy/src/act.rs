@@ -67,8 +67,8 @@ pub fn decide_act(
     let answers = stage.mode_answers(settings);
     let mut voices = collect_rule_statements(&found, &answers);
     let power = PermissionCheck::check_act(settings, act, stage);
-    let given = found.allowed.first().filter(|_| power.may_be_allowed());
-    let (verdict, source, reason) = match (&power, given) {
+    let allow_rule = found.allowed.first().filter(|_| power.may_be_allowed());
+    let (verdict, source, reason) = match (&power, allow_rule) {
         (PermissionCheck::Refused { rule, why }, _) => (PolicyVerdict::Deny, rule.clone(), why.clone()),
         (_, Some(rule)) => (PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()),
         (PermissionCheck::There(rule), None) => (PolicyVerdict::Allow, rule.clone(), String::new()),
@@ -266,8 +266,9 @@ impl PermissionCheck {
             let why = format!("profile {} denies `{entry}`", profile.name);
             return Self::Refused { rule: format!("egress.deny {entry}"), why };
         }
-        let asked = profile.egress.ask.iter().any(|entry| entry.overlaps(&targets));
-        if let Some(entry) = profile.egress.allow.iter().find(|entry| !asked && allows_connection(entry, host, port)) {
+        let must_ask = profile.egress.ask.iter().any(|entry| entry.overlaps(&targets));
+        if let Some(entry) = profile.egress.allow.iter().find(|entry| !must_ask && allows_connection(entry, host, port))
+        {
             return Self::There(format!("profile {}: allows {entry}", profile.name));
         }
         let why = format!("profile {} does not allow `{targets}`", profile.name);

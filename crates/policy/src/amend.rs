@@ -160,11 +160,12 @@ pub fn rule_for_hosts(targets: &[NetworkTarget], effect: PolicyVerdict, provenan
 
 /// Returns the smallest rule that allows these secrets to be sent to the one host that each grant names,
 /// from now on, for every command. `None` if a grant does not name one host and port.
-pub fn rule_for_secrets(wanted: &[SecretUse], provenance: &ProvenanceSection) -> Option<DraftRule> {
-    let targets: Vec<NetworkTarget> = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<_>>()?;
+pub fn rule_for_secrets(secret_use: &[SecretUse], provenance: &ProvenanceSection) -> Option<DraftRule> {
+    let targets: Vec<NetworkTarget> =
+        secret_use.iter().map(|secret_use| secret_use.targets().target()).collect::<Option<_>>()?;
     let mut draft = rule_for_hosts(&targets, PolicyVerdict::Allow, provenance);
     draft.hosts.dedup();
-    draft.grants = wanted.iter().map(|wanted| wanted.clone().into_grant().to_string()).collect();
+    draft.grants = secret_use.iter().map(|secret_use| secret_use.clone().into_grant().to_string()).collect();
     Some(draft)
 }
 
@@ -188,7 +189,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), AmendError> {
                 || path == Path::new("/")
         }
         Grant::Connect(targets) => targets.target().is_none(),
-        Grant::Secret(wanted) => wanted.targets().target().is_none(),
+        Grant::Secret(secret_use) => secret_use.targets().target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) | Grant::Effect(_) => true,
         // The grant is for one key and one purpose: it cannot be narrower.
         Grant::Sign(_) => false,
@@ -214,11 +215,11 @@ pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<S
     let mut known: Vec<String> = before.rules.iter().map(crate::rules::format_section).collect();
     for draft in drafts {
         let own = parse_content::<ConfigFile>(file, &draft.to_toml())?;
-        let said: Vec<String> = own.rules.iter().map(crate::rules::format_section).collect();
-        if said.iter().all(|rule| known.contains(rule)) {
+        let rule_texts: Vec<String> = own.rules.iter().map(crate::rules::format_section).collect();
+        if rule_texts.iter().all(|rule| known.contains(rule)) {
             continue;
         }
-        known.extend(said);
+        known.extend(rule_texts);
         text = with_rule(file, &text, draft)?;
     }
     // The result must contain the old rules and the new ones.
@@ -306,12 +307,12 @@ mod tests {
 
     #[test]
     fn a_rule_for_secrets() {
-        let wanted = |text: &str| text.parse::<SecretUse>().unwrap();
-        let draft = rule_for_secrets(&[wanted("a to b.c:1"), wanted("d to b.c:1")], &by()).unwrap();
+        let secret_use = |text: &str| text.parse::<SecretUse>().unwrap();
+        let draft = rule_for_secrets(&[secret_use("a to b.c:1"), secret_use("d to b.c:1")], &by()).unwrap();
         let text = insert_rules(Path::new("/u"), "", &[draft]).unwrap();
         let expected = "[[rules]]\nhosts = [\"b.c:1\"]\neffect = \"allow\"\ngrants = [\"secret a to b.c:1\", \"secret d to b.c:1\"]\n";
         assert!(text.starts_with(expected), "{text}");
-        assert_eq!(rule_for_secrets(&[wanted("a to b.c")], &by()), None);
+        assert_eq!(rule_for_secrets(&[secret_use("a to b.c")], &by()), None);
     }
 
     #[test]

@@ -92,15 +92,15 @@ pub fn rule_in(
     let words = words_of(settings, request);
     let found = settings.rules.match_rules(&build_request_input(settings, request, assessment, &words, around));
     let obligations = Obligations::from_rules(settings, request, &found);
-    let wanted = obligations.apply_to_request(request);
+    let effective_request = obligations.apply_to_request(request);
     let workspace = request.workspace.as_path();
-    let resolved = resolve_profile(settings, &wanted.profile, workspace, &wanted.grants);
+    let resolved = resolve_profile(settings, &effective_request.profile, workspace, &effective_request.grants);
     let is_sandboxed = resolved.as_ref().is_ok_and(|profile| profile.sandboxed);
-    let left = if grants_by_person && is_sandboxed { without_granted(assessment, request) } else { None };
-    let assessment = left.as_ref().unwrap_or(assessment);
+    let reduced_assessment = if grants_by_person && is_sandboxed { without_granted(assessment, request) } else { None };
+    let assessment = reduced_assessment.as_ref().unwrap_or(assessment);
     let case = DecisionContext::new(settings, request, assessment, grants_by_person);
     let mut voices = Vec::new();
-    let mut given = Vec::new();
+    let mut grant_statements = Vec::new();
     let mut known_changes = false;
     let unsandboxed = match resolved {
         Err(error) => {
@@ -118,9 +118,9 @@ pub fn rule_in(
                 if obligations.profile.is_none() {
                     case.check_profile(&mut voices);
                 }
-                given = case.requested_powers(&found, around, &mut voices);
+                grant_statements = case.requested_powers(&found, around, &mut voices);
                 known_changes = {
-                    let is_kept = |asked| asked || profile.filesystem.undo_bytes.is_some();
+                    let is_kept = |from_request| from_request || profile.filesystem.undo_bytes.is_some();
                     only_changes_workspace(assessment, &profile, workspace, around.keeps_changes.is_some_and(is_kept))
                 };
             }
@@ -128,7 +128,7 @@ pub fn rule_in(
         }
     };
     case.rules_and_tier(&found, unsandboxed, known_changes, &mut voices);
-    voices.append(&mut given);
+    voices.append(&mut grant_statements);
     case.combine_statements(voices, unsandboxed, obligations)
 }
 
@@ -217,14 +217,14 @@ struct DecisionContext<'a> {
 impl<'a> DecisionContext<'a> {
     fn new(settings: &'a PolicySettings, request: &'a RunRequest, assessment: &'a Assessment, by_person: bool) -> Self {
         let answers = mode_answers(settings, request, by_person);
-        let (asked, configured) = (request.approval_mode, settings.approval_mode.value);
+        let (from_request, configured) = (request.approval_mode, settings.approval_mode.value);
         // Name the mode whose answers apply.
-        let mode = if answers == ModeAnswers::from_mode(asked) {
-            mode_name(asked).to_owned()
+        let mode = if answers == ModeAnswers::from_mode(from_request) {
+            mode_name(from_request).to_owned()
         } else if answers == ModeAnswers::from_mode(configured) {
             mode_name(configured).to_owned()
         } else {
-            format!("{} with {}", mode_name(asked), mode_name(configured))
+            format!("{} with {}", mode_name(from_request), mode_name(configured))
         };
         Self { settings, request, assessment, by_person, answers, mode }
     }
@@ -302,9 +302,9 @@ impl<'a> DecisionContext<'a> {
         voices: &mut Vec<StatementDraft>,
     ) -> Vec<StatementDraft> {
         // Powers that the user gave need no other consent.
-        let asked = if self.by_person { &self.request.requested } else { &self.request.grants };
+        let from_request = if self.by_person { &self.request.requested } else { &self.request.grants };
         let mut allowed = Vec::new();
-        if asked.is_empty() {
+        if from_request.is_empty() {
             return allowed;
         }
         let (request, workspace) = (self.request, self.request.workspace.as_path());
@@ -322,14 +322,15 @@ impl<'a> DecisionContext<'a> {
             approval_mode: request.approval_mode,
         };
         let mut open = Vec::new();
-        for grant in asked.iter().filter(|grant| !has(grant)) {
-            let Some(said) = self.settings.decide_power_by_rule(grant, &stage, around) else {
+        for grant in from_request.iter().filter(|grant| !has(grant)) {
+            let Some(rule_decision) = self.settings.decide_power_by_rule(grant, &stage, around) else {
                 open.push(grant.clone());
                 continue;
             };
-            let mut voice = StatementDraft::new(said.verdict, said.rule, format!("it asks for `{grant}`"));
-            voice.reasons.extend(said.reasons);
-            let list = if said.verdict == PolicyVerdict::Allow { &mut allowed } else { &mut *voices };
+            let mut voice =
+                StatementDraft::new(rule_decision.verdict, rule_decision.rule, format!("it asks for `{grant}`"));
+            voice.reasons.extend(rule_decision.reasons);
+            let list = if rule_decision.verdict == PolicyVerdict::Allow { &mut allowed } else { &mut *voices };
             list.push(voice.with_question(StatementQuestion::Grants(vec![grant.clone()])));
         }
         if let Some(verdict) =
@@ -495,8 +496,12 @@ fn collect_questions(deciding: &[&StatementDraft]) -> Vec<QuestionKind> {
 /// Returns the answers that apply to a request: those of the user's own mode, or the stricter ones of the
 /// configured and the requested mode.
 pub fn mode_answers(settings: &PolicySettings, request: &RunRequest, by_person: bool) -> ModeAnswers {
-    let asked = ModeAnswers::from_mode(request.approval_mode);
-    if by_person { asked } else { asked.combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value)) }
+    let from_request = ModeAnswers::from_mode(request.approval_mode);
+    if by_person {
+        from_request
+    } else {
+        from_request.combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value))
+    }
 }
 
 /// Returns whether a user may be asked for this power after it was refused during the run; false if the

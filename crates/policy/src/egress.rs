@@ -266,7 +266,10 @@ impl EgressSpec {
         };
         let lists = first_failing([
             ("egress.allow", each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own)))),
-            ("egress.ask", each(&base.ask, &|asked| covers(&self.ask, asked) || covers(&self.deny, asked))),
+            (
+                "egress.ask",
+                each(&base.ask, &|base_entry| covers(&self.ask, base_entry) || covers(&self.deny, base_entry)),
+            ),
             ("egress.deny", each(&base.deny, &|denied| covers(&self.deny, denied))),
             ("egress.special", each(&self.special, &|own| covers(&base.special, own))),
         ]);
@@ -281,13 +284,13 @@ impl EgressSpec {
             base.secrets.get(name).is_some_and(|secret| secret.value == own.value)
         };
         let proxy = |spec: &Self| spec.upstream.as_ref().map(|upstream| upstream.value.clone());
-        let ways = || {
+        let secrets_or_upstream = || {
             first_failing([
                 ("egress.secrets", self.secrets.iter().all(is_known)),
                 ("egress.upstream", proxy(self) == proxy(base)),
             ])
         };
-        lists.or_else(limit).or_else(|| self.inspect.wider_than(&base.inspect)).or_else(ways)
+        lists.or_else(limit).or_else(|| self.inspect.wider_than(&base.inspect)).or_else(secrets_or_upstream)
     }
 
     /// Reports every entry, with its key.

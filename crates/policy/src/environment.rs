@@ -122,18 +122,18 @@ pub fn missed_variables(
     let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
     let is_named = |program: &str| words.iter().any(|word| text_matches(program, word));
     let rows = REPORTED_VARIABLES.names().filter_map(|row| row.split_once(" : "));
-    let told: Vec<&str> = rows
+    let reported_names: Vec<&str> = rows
         .filter(|(_, programs)| programs.split(' ').any(is_named))
         .flat_map(|(names, _)| names.split(' '))
         .collect();
-    let is_told = |name: &&String| told.iter().any(|own| text_matches(own, name));
+    let is_reported = |name: &&String| reported_names.iter().any(|own| text_matches(own, name));
     // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);
     // A variable name of the caller may be any text.
     let is_name =
         |name: &&String| name.len() <= MAX_NAME_BYTES && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name)).filter(is_name);
-    missed.filter(is_told).cloned().collect()
+    missed.filter(is_reported).cloned().collect()
 }
 
 /// Returns whether the name of a variable contains a word that is typical of secrets.

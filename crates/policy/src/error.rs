@@ -151,7 +151,7 @@ pub(crate) fn advise_name<'a>(
     list: &str,
 ) -> String {
     match find_closest_name(name, known.clone()) {
-        Some(meant) => format!("did you mean `{mark}{meant}`?"),
+        Some(suggestion) => format!("did you mean `{mark}{suggestion}`?"),
         None => format!("{list} `{mark}{}`", known.collect::<Vec<_>>().join(&format!("`, `{mark}"))),
     }
 }

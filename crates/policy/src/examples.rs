@@ -153,14 +153,14 @@ impl ExampleRunner<'_> {
             time_ms: example.time_ms,
             keeps_changes: None,
         };
-        let given = [
+        let present = [
             example.run.is_some(),
             example.argv.is_some(),
             example.call.is_some(),
             example.file.is_some(),
             example.host.is_some(),
         ];
-        if given.iter().filter(|given| **given).count() != 1 {
+        if present.iter().filter(|present| **present).count() != 1 {
             return Err(self.error_at("", "an example has exactly one of `run`, `argv`, `call`, `file` and `host`"));
         }
         let session = example.session.as_deref().map(|name| self.parse_session(name)).transpose()?;

@@ -8,7 +8,7 @@ use stockade_model::wildcard_matches;
 /// character itself.
 pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    wildcard_matches(&pattern, &name, '*', |wanted, found| wanted == '?' || wanted == found)
+    wildcard_matches(&pattern, &name, '*', |pattern_part, found| pattern_part == '?' || pattern_part == found)
 }
 
 /// Returns whether the parts of a pattern match those of a path or of a parent directory: a pattern for a
@@ -16,7 +16,7 @@ pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
 /// it is like `*`: it matches the content of a directory, but not the directory.
 pub(crate) fn parts_cover(pattern: &[&str], path: &[&str]) -> bool {
     let last = pattern.len().saturating_sub(1);
-    let wanted = |i: usize| if i == last && pattern[i] == "**" { "*" } else { pattern[i] };
+    let pattern_part = |i: usize| if i == last && pattern[i] == "**" { "*" } else { pattern[i] };
     // `reached[i]`: the first `i` parts of the pattern match the parts read so far.
     let mut reached = vec![false; pattern.len() + 1];
     reached[0] = true;
@@ -27,10 +27,10 @@ pub(crate) fn parts_cover(pattern: &[&str], path: &[&str]) -> bool {
         let mut next = vec![false; pattern.len() + 1];
         for i in 0..pattern.len() {
             // A `**` that matches no part.
-            reached[i + 1] |= reached[i] && wanted(i) == "**";
+            reached[i + 1] |= reached[i] && pattern_part(i) == "**";
             if reached[i] {
-                next[i] |= wanted(i) == "**";
-                next[i + 1] |= wanted(i) != "**" && name_matches(wanted(i), part);
+                next[i] |= pattern_part(i) == "**";
+                next[i + 1] |= pattern_part(i) != "**" && name_matches(pattern_part(i), part);
             }
         }
         reached = next;

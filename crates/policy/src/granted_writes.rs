@@ -43,11 +43,11 @@ pub(crate) fn without_granted(assessment: &Assessment, request: &RunRequest) -> 
     if refused.peek().is_none() || !refused.all(|finding| is_granted(&finding.code)) {
         return None;
     }
-    let mut left = assessment.clone();
-    left.findings.retain(|finding| !is_refused(finding));
-    left.tier = left.findings.iter().map(|finding| finding.tier).max().unwrap_or(Tier::Ask);
-    left.impact = left.findings.iter().map(|finding| finding.impact).fold(Impact::Workspace, Impact::max);
-    Some(left)
+    let mut remaining = assessment.clone();
+    remaining.findings.retain(|finding| !is_refused(finding));
+    remaining.tier = remaining.findings.iter().map(|finding| finding.tier).max().unwrap_or(Tier::Ask);
+    remaining.impact = remaining.findings.iter().map(|finding| finding.impact).fold(Impact::Workspace, Impact::max);
+    Some(remaining)
 }
 
 /// Returns the grants that would be consent to a refused command, if grants can be: the files that
@@ -59,7 +59,7 @@ pub fn grants_for_refused(assessment: &Assessment, request: &RunRequest) -> Opti
     });
     let grants: Vec<Grant> = written.take(MAX_PROPOSED_GRANTS + 1).collect();
     let with = RunRequest { grants: grants.clone(), requested: Vec::new(), ..request.clone() };
-    let is_enough = without_granted(assessment, &with).is_some_and(|left| !left.impact.needs_consent());
+    let is_enough = without_granted(assessment, &with).is_some_and(|remaining| !remaining.impact.needs_consent());
     (is_enough && grants.len() <= MAX_PROPOSED_GRANTS).then_some(grants)
 }
 
@@ -118,8 +118,8 @@ pub fn written_hooks(request: &RunRequest, assessment: &Assessment) -> Vec<Grant
     let mut asking = assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
     let is_plain =
         asking.all(|finding| finding.code == PERSISTENCE_CODE || HOOK_SIDE_FINDINGS.contains(&finding.code.as_str()));
-    let is_told = assessment.findings.iter().any(|finding| finding.code == PERSISTENCE_CODE);
-    if is_plain && is_told { hooks } else { Vec::new() }
+    let has_persistence = assessment.findings.iter().any(|finding| finding.code == PERSISTENCE_CODE);
+    if is_plain && has_persistence { hooks } else { Vec::new() }
 }
 
 /// Returns whether git writes a setting into files that were granted by their own names, and the text shows

@@ -151,13 +151,13 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
              what is hidden",
             RawText::from(path.as_path()).to_escaped()
         )),
-        Grant::Secret(wanted) => Some(format!(
+        Grant::Secret(subject) => Some(format!(
             "the secret `{}` is not for this host; if it is meant to be, add the host to the secret in your \
              configuration",
-            RawText::from(wanted.name()).to_escaped()
+            RawText::from(subject.name()).to_escaped()
         )),
-        Grant::Effect(wanted) => Some(format!(
-            "nothing agrees to `{wanted}` beforehand; run it at a terminal, where you are asked, or do this step \
+        Grant::Effect(subject) => Some(format!(
+            "nothing agrees to `{subject}` beforehand; run it at a terminal, where you are asked, or do this step \
              yourself, outside"
         )),
         _ => None,
@@ -199,8 +199,8 @@ impl GuardedEntry {
                     || self.socket_names.iter().any(|pattern| part_matches(pattern, name))
             }
             Grant::Connect(targets) => self.hosts.iter().any(|host| names_host(targets, host)),
-            Grant::Secret(wanted) => self.hosts.iter().any(|host| names_host(wanted.targets(), host)),
-            Grant::Sign(wanted) => wanted.target().is_some_and(|target| {
+            Grant::Secret(subject) => self.hosts.iter().any(|host| names_host(subject.targets(), host)),
+            Grant::Sign(subject) => subject.target().is_some_and(|target| {
                 let target = TargetPattern::for_target(target);
                 self.hosts.iter().any(|host| names_host(&target, host))
             }),
@@ -215,7 +215,7 @@ fn is_beneath(pattern: &str, path: &Path) -> bool {
     pattern
         .split('/')
         .filter(|part| !part.is_empty())
-        .all(|wanted| parts.next().is_some_and(|part| part_matches(wanted, part.as_os_str())))
+        .all(|subject| parts.next().is_some_and(|part| part_matches(subject, part.as_os_str())))
 }
 
 fn part_matches(pattern: &str, part: &OsStr) -> bool {

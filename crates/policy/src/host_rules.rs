@@ -21,16 +21,17 @@ impl PolicySettings {
     pub fn grantable_siblings(&self, profile: &Profile, targets: &TargetPattern) -> Option<TargetPattern> {
         let around = widen_to_siblings(targets)?;
         let egress = &profile.egress;
-        let is_kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(&around));
-        (!is_kept).then_some(around)
+        let is_restricted = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(&around));
+        (!is_restricted).then_some(around)
     }
 
     /// Returns the smallest shipped group that lists this target among others, if no entry refuses or asks
     /// about any of its hosts. The profile is that of a run, with the rules in it.
     pub fn grantable_group(&self, profile: &Profile, target: &NetworkTarget) -> Option<&'static HostGroup> {
         let egress = &profile.egress;
-        let is_kept = |host: &TargetPattern| egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(host));
-        groups_with(target).into_iter().find(|group| group.hosts.len() > 1 && !group.hosts.iter().any(is_kept))
+        let is_restricted =
+            |host: &TargetPattern| egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(host));
+        groups_with(target).into_iter().find(|group| group.hosts.len() > 1 && !group.hosts.iter().any(is_restricted))
     }
 
     /// Adds the rules that refuse or ask about hosts, for this run, to the lists of its profile. A rule

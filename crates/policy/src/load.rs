@@ -89,10 +89,10 @@ impl ConfigSources {
             ..OwnDirectories::default()
         };
         for path in files.into_iter().chain([&self.state_directory]) {
-            own.add_way(path);
+            own.add_link_path(path);
         }
         for directory in files.iter().filter_map(|file| file.parent()).chain([self.state_directory.as_path()]) {
-            links_in(directory).iter().for_each(|link| own.add_way(link));
+            links_in(directory).iter().for_each(|link| own.add_link_path(link));
         }
         own.passed.dedup();
         own
@@ -102,13 +102,13 @@ impl ConfigSources {
 impl OwnDirectories {
     /// Adds the names that symbolic links on the way to one of the own files lead through, and the end of
     /// the way.
-    fn add_way(&mut self, target: &Path) {
+    fn add_link_path(&mut self, target: &Path) {
         let trace = trace_path(target);
         if !trace.steps.iter().any(|step| matches!(step.object, StepObject::Link { .. })) {
             return;
         }
-        let is_on_the_way = |step: &&PathStep| step.link.is_some() || matches!(step.object, StepObject::Link { .. });
-        for step in trace.steps.iter().filter(is_on_the_way) {
+        let is_link_step = |step: &&PathStep| step.link.is_some() || matches!(step.object, StepObject::Link { .. });
+        for step in trace.steps.iter().filter(is_link_step) {
             let link = step.link.clone().unwrap_or_else(|| step.place.clone());
             self.passed.push(OwnPathStep { place: step.place.clone(), link, target: target.to_owned() });
         }

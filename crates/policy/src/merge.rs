@@ -135,9 +135,9 @@ impl LayerFile<'_> {
 
     fn widening_error(&self, key: &str, why: &str) -> ConfigError {
         let layer = self.layer.layer;
-        let said = format!("`{key}` in {layer} configuration: {why}");
+        let error_text = format!("`{key}` in {layer} configuration: {why}");
         let hint = format!("a {layer} may only tighten; say this in your own configuration if you mean it");
-        self.error_at(key, said).with_hint(hint)
+        self.error_at(key, error_text).with_hint(hint)
     }
 
     fn only_narrows(&self) -> bool {
@@ -205,11 +205,11 @@ impl LayerFile<'_> {
         Ok(())
     }
 
-    fn check_outgoing<T>(&self, section: &str, meaning: Result<T, SectionError>) -> Result<T, ConfigError> {
+    fn check_outgoing<T>(&self, section: &str, result: Result<T, SectionError>) -> Result<T, ConfigError> {
         if self.only_narrows() {
             return Err(self.widening_error(section, "what leaves this machine is for its people to say"));
         }
-        meaning.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
+        result.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
     }
 
     fn apply_mode(
@@ -357,7 +357,7 @@ impl LayerFile<'_> {
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
         let has = |flag: fn(&ProfileSpec) -> bool| base.is_some_and(flag);
-        let kept = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
+        let base_undo_bytes = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
         let flags = [
             (
                 "stage",
@@ -365,7 +365,7 @@ impl LayerFile<'_> {
                 "writes would wait for nobody",
             ),
             ("undo", section.undo == Some(false) && has(ProfileSpec::has_undo), "changes could not be undone"),
-            ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > kept), "it would keep more"),
+            ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes), "it would keep more"),
             ("caches", section.caches == Some(true) && !has(ProfileSpec::has_caches), "it would give more"),
         ];
         if let Some((key, _, why)) = flags.into_iter().find(|(_, widens, _)| *widens) {

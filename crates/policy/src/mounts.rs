@@ -239,8 +239,8 @@ impl MountSnapshot {
             for other in self.paths_of(&real).ok_or_else(too_many)? {
                 // A parent directory of the path is not another path of it, although a mount in the path
                 // may show that directory.
-                let is_apart = !other.starts_with(&real) && !real.starts_with(&other);
-                if is_apart && known.insert(other.clone()) {
+                let is_unrelated = !other.starts_with(&real) && !real.starts_with(&other);
+                if is_unrelated && known.insert(other.clone()) {
                     found.push(OtherPath { path: other, of: path.to_owned() });
                 }
             }
@@ -337,8 +337,8 @@ impl MountSnapshot {
         // Each mount is passed at most once.
         for _ in &self.mounts {
             let MountPoint { point, children, .. } = &self.mounts[at];
-            let on_the_way = path.ancestors().take_while(|place| place.starts_with(point));
-            let Some(&next) = on_the_way.filter_map(|place| children.get(place)).last() else { break };
+            let path_parents = path.ancestors().take_while(|place| place.starts_with(point));
+            let Some(&next) = path_parents.filter_map(|place| children.get(place)).last() else { break };
             at = next;
         }
         at

@@ -125,15 +125,15 @@ impl NotifySettings {
 mod tests {
     use super::*;
 
-    fn meaning(text: &str) -> Result<Option<NotifySettings>, SectionError> {
+    fn parse_settings(text: &str) -> Result<Option<NotifySettings>, SectionError> {
         toml::from_str::<NotifySection>(text).unwrap().to_settings(Path::new("/home/me"))
     }
 
     #[test]
     fn nobody_is_told_unless_somebody_is_named() {
-        assert_eq!(meaning("").unwrap(), None);
-        assert_eq!(meaning(r#"on = ["limit"]"#).unwrap(), None);
-        let all = meaning(r#"webhook = "https://hooks.example.com/secret""#).unwrap().unwrap();
+        assert_eq!(parse_settings("").unwrap(), None);
+        assert_eq!(parse_settings(r#"on = ["limit"]"#).unwrap(), None);
+        let all = parse_settings(r#"webhook = "https://hooks.example.com/secret""#).unwrap().unwrap();
         assert_eq!(all.on, NotifyOn::ALL);
         let mut lines = Vec::new();
         all.report_values(&mut |key, value| lines.push(format!("{key} = {value}")));
@@ -143,11 +143,14 @@ mod tests {
     #[test]
     fn a_program_is_one_of_the_host_by_its_whole_name() {
         for bad in ["program = []", r#"program = ["notify-send"]"#, r#"program = ["/bin/x", "\u0000"]"#] {
-            assert_eq!(meaning(bad).unwrap_err().0, "notify.program", "{bad}");
+            assert_eq!(parse_settings(bad).unwrap_err().0, "notify.program", "{bad}");
         }
-        let told = meaning(r#"program = ["/usr/bin/notify-send", "stockade"]"#).unwrap().unwrap();
-        assert_eq!(told.program.unwrap().len(), 2);
-        assert_eq!(meaning("program = [\"/bin/x\"]\ncertificates = \"./x\"").unwrap_err().0, "notify.certificates");
+        let settings = parse_settings(r#"program = ["/usr/bin/notify-send", "stockade"]"#).unwrap().unwrap();
+        assert_eq!(settings.program.unwrap().len(), 2);
+        assert_eq!(
+            parse_settings("program = [\"/bin/x\"]\ncertificates = \"./x\"").unwrap_err().0,
+            "notify.certificates"
+        );
         assert!(toml::from_str::<NotifySection>(r#"webhook = "http://hooks.example.com/x""#).is_err());
     }
 }

@@ -53,10 +53,10 @@ impl Obligations {
         if self.profile.is_none() && self.grants.is_empty() {
             return request.clone();
         }
-        let mut wanted = request.clone();
-        wanted.profile = self.profile.clone().unwrap_or(wanted.profile);
-        wanted.grants.extend(self.grants.iter().cloned());
-        wanted
+        let mut effective_request = request.clone();
+        effective_request.profile = self.profile.clone().unwrap_or(effective_request.profile);
+        effective_request.grants.extend(self.grants.iter().cloned());
+        effective_request
     }
 
     /// Lowers the limits of a profile to the required ones.
@@ -87,7 +87,7 @@ fn profile_of(settings: &PolicySettings, request: &RunRequest, rules: &[&PolicyR
     let name = chosen.filter(|name| *name != request.profile)?;
     let is_default = request.profile == settings.profile.value;
     let narrows = || match (spec(name), spec(&request.profile)) {
-        (Some(own), Some(asked)) => own.wider_than(asked).is_none(),
+        (Some(own), Some(requested_spec)) => own.wider_than(requested_spec).is_none(),
         _ => false,
     };
     (is_default || narrows()).then(|| name.to_owned())

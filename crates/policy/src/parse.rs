@@ -84,6 +84,10 @@ fn explain_error(file: &Path, source: &str, error: &toml::de::Error) -> ConfigEr
     let mut quoted = message.split('`').skip(1).step_by(2);
     let name = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
-    let said = ConfigError::new(file, place, format!("unknown {what} `{name}`"));
-    if known.is_empty() { said } else { said.with_hint(advise_name(name, known.iter().copied(), "", "known here:")) }
+    let config_error = ConfigError::new(file, place, format!("unknown {what} `{name}`"));
+    if known.is_empty() {
+        config_error
+    } else {
+        config_error.with_hint(advise_name(name, known.iter().copied(), "", "known here:"))
+    }
 }

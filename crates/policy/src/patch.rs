@@ -85,18 +85,18 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
     let mut changes: Vec<FileChange> = Vec::new();
     let mut old: Option<String> = None;
     // Remaining lines of the hunk, of the old and the new file: they are not headers.
-    let mut left = (0usize, 0usize);
+    let mut remaining = (0usize, 0usize);
     for (i, line) in text.lines().enumerate() {
         let wrong = |why| Err(PatchError { line: i + 1, why });
-        if left != (0, 0) {
+        if remaining != (0, 0) {
             match line.bytes().next() {
-                Some(b'+') => left.1 = left.1.saturating_sub(1),
-                Some(b'-') => left.0 = left.0.saturating_sub(1),
+                Some(b'+') => remaining.1 = remaining.1.saturating_sub(1),
+                Some(b'-') => remaining.0 = remaining.0.saturating_sub(1),
                 Some(b'\\') => {}
-                _ => left = (left.0.saturating_sub(1), left.1.saturating_sub(1)),
+                _ => remaining = (remaining.0.saturating_sub(1), remaining.1.saturating_sub(1)),
             }
         } else if let Some(hunk) = line.strip_prefix("@@ -") {
-            left = hunk_lines(hunk).ok_or(PatchError { line: i + 1, why: "the hunk's numbers cannot be read" })?;
+            remaining = hunk_lines(hunk).ok_or(PatchError { line: i + 1, why: "the hunk's numbers cannot be read" })?;
         } else if let Some(name) = line.strip_prefix("--- ") {
             old = Some(diff_name(name, "a/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?);
         } else if let Some(name) = line.strip_prefix("+++ ") {
@@ -111,7 +111,7 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
             return wrong("a binary patch is not judged file by file");
         }
     }
-    if left != (0, 0) {
+    if remaining != (0, 0) {
         return Err(PatchError { line: text.lines().count(), why: "the last hunk is cut off" });
     }
     changes.dedup();

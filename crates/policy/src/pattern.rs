@@ -227,7 +227,7 @@ impl GrantText {
             self.0
                 .parse()
                 .ok()
-                .is_some_and(|grant: Grant| grant.sign_use().is_some_and(|wanted| wanted.target().is_some()))
+                .is_some_and(|grant: Grant| grant.sign_use().is_some_and(|signature| signature.target().is_some()))
         };
         self.0.starts_with("secret ") || is_signature()
     }

@@ -31,13 +31,13 @@ pub enum RegisterError {
 pub struct PolicyRegistry {
     base: Arc<PolicySettings>,
     sessions: BTreeMap<SessionId, Arc<PolicySettings>>,
-    told: bool,
+    notice_sent: bool,
 }
 
 impl PolicyRegistry {
     /// Returns a registry with one policy for every session.
     pub fn new(base: Arc<PolicySettings>) -> Self {
-        Self { base, sessions: BTreeMap::new(), told: false }
+        Self { base, sessions: BTreeMap::new(), notice_sent: false }
     }
 
     /// Returns the settings that apply to a session.
@@ -66,7 +66,7 @@ impl PolicyRegistry {
 
     /// Returns the notice about the built-in policy: once, if nothing is configured, and `None` after that.
     pub fn take_notice(&mut self) -> Option<&'static str> {
-        (self.base.is_built_in() && !std::mem::replace(&mut self.told, true)).then_some(BUILT_IN_NOTICE)
+        (self.base.is_built_in() && !std::mem::replace(&mut self.notice_sent, true)).then_some(BUILT_IN_NOTICE)
     }
 }
 

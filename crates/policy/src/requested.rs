@@ -31,11 +31,11 @@ impl PolicySettings {
         }
         // Most configurations have no rules.
         self.rules().next()?;
-        if let Grant::Secret(wanted) = power {
-            return self.decide_secret_by_rule(wanted, stage, around);
+        if let Grant::Secret(grant_use) = power {
+            return self.decide_secret_by_rule(grant_use, stage, around);
         }
-        if let Grant::Sign(wanted) = power {
-            return self.decide_signing_by_rule(wanted, stage, around);
+        if let Grant::Sign(grant_use) = power {
+            return self.decide_signing_by_rule(grant_use, stage, around);
         }
         let by_rule = |act: Act<'_>| self.decide_by_rule(act, stage, around);
         let whole: Vec<_> = acts_of_power(power).map(by_rule).collect();
@@ -81,9 +81,9 @@ fn one_host(targets: &TargetPattern) -> Option<Act<'_>> {
 }
 
 /// Returns the strictest decision; `allow` only if every act has a decision.
-pub fn find_strictest(said: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
-    let said: Vec<_> = said.collect();
-    let open = said.contains(&None) || said.is_empty();
-    let strictest = said.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
+pub fn find_strictest(decisions: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
+    let decisions: Vec<_> = decisions.collect();
+    let open = decisions.contains(&None) || decisions.is_empty();
+    let strictest = decisions.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
     (strictest.verdict != PolicyVerdict::Allow || !open).then_some(strictest)
 }

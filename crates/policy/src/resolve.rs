@@ -156,7 +156,7 @@ pub fn resolve_profile(
     for path in &settings.own.state {
         profile.filesystem.hide.push(path.as_path().into());
     }
-    hide_where_links_lead(&mut profile.filesystem);
+    hide_link_targets(&mut profile.filesystem);
     hide_other_paths(settings, &mut profile.filesystem)?;
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
         let is_guarded = settings.guarded_place(&Grant::Read(hidden.clone())).is_some();
@@ -211,7 +211,7 @@ impl PolicySettings {
         let directory = file.parent()?;
         let filesystem = &profile.filesystem;
         let is_around = |path: &Path| path.starts_with(directory);
-        let is_apart = directory.parent().is_some()
+        let is_grantable = directory.parent().is_some()
             && !is_around(workspace)
             && !is_around(&self.home)
             && !self.other_homes.iter().any(|home| is_around(home))
@@ -222,7 +222,7 @@ impl PolicySettings {
             && self.guarded_place(&Grant::Write(directory.to_owned())).is_none();
         let mut wider = filesystem.clone();
         push(&mut wider.write, directory);
-        (is_apart && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
+        (is_grantable && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
     }
 }
 
@@ -237,12 +237,12 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
         Grant::Limit(limit, amount) => profile.limits.get(*limit).is_none_or(|own| own >= *amount),
         Grant::Connect(targets) => {
             let egress = &profile.egress;
-            let kept = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(targets));
-            !kept && egress.allow.iter().any(|entry| entry.admits_all(targets))
+            let is_restricted = egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(targets));
+            !is_restricted && egress.allow.iter().any(|entry| entry.admits_all(targets))
         }
-        Grant::Secret(wanted) => {
-            let is_it = |secret: &&EgressSecret| secret.name == wanted.name();
-            let covers = |entry: &TargetPattern| entry.covers(wanted.targets());
+        Grant::Secret(secret_use) => {
+            let is_it = |secret: &&EgressSecret| secret.name == secret_use.name();
+            let covers = |entry: &TargetPattern| entry.covers(secret_use.targets());
             profile.egress.secrets.iter().find(is_it).is_some_and(|secret| secret.hosts.iter().any(covers))
         }
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
@@ -267,11 +267,11 @@ fn hide_in_other_homes(settings: &PolicySettings, filesystem: &mut FilesystemAcc
 
 /// Hides the targets of hidden symbolic links too. Paths revealed there are not revealed under the name of
 /// the link.
-fn hide_where_links_lead(filesystem: &mut FilesystemAccess) {
+fn hide_link_targets(filesystem: &mut FilesystemAccess) {
     let mut targets = LinkTargets::default();
-    let led_to: Vec<PathBuf> =
+    let target_paths: Vec<PathBuf> =
         filesystem.hide.iter().filter_map(|hidden| targets.find_target(hidden.as_path())).collect();
-    filesystem.hide.extend(led_to.into_iter().map(RawText::from));
+    filesystem.hide.extend(target_paths.into_iter().map(RawText::from));
 }
 
 /// Hides the other paths that second mounts give to hidden paths. Paths revealed under one path are not
@@ -356,7 +356,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         }
         Grant::Connect(targets) => check_breadth(targets)
             .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
-        Grant::Secret(wanted) => add_secret_use(profile, wanted)?,
+        Grant::Secret(secret_use) => add_secret_use(profile, secret_use)?,
         Grant::Limit(limit, amount) => profile.limits.raise_limit(*limit, *amount),
         Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) | Grant::Effect(_) => {}
     }
@@ -364,13 +364,13 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
 }
 
 /// Adds a host to those of a secret, as the user's configuration would.
-fn add_secret_use(profile: &mut Profile, wanted: &SecretUse) -> Result<(), ResolveError> {
-    let grant = || wanted.clone().into_grant().to_string();
+fn add_secret_use(profile: &mut Profile, secret_use: &SecretUse) -> Result<(), ResolveError> {
+    let grant = || secret_use.clone().into_grant().to_string();
     let EgressRules { deny, secrets, .. } = &mut profile.egress;
-    if let Some(entry) = deny.iter().find(|entry| entry.overlaps(wanted.targets())) {
+    if let Some(entry) = deny.iter().find(|entry| entry.overlaps(secret_use.targets())) {
         return Err(ResolveError::DeniedSecret { grant: grant(), entry: entry.to_string() });
     }
-    let Some(secret) = secrets.iter_mut().find(|secret| secret.name == wanted.name()) else {
+    let Some(secret) = secrets.iter_mut().find(|secret| secret.name == secret_use.name()) else {
         let known: Vec<&str> = secrets.iter().map(|secret| secret.name.as_str()).collect();
         let hint = match known.as_slice() {
             [] => "name it in `egress.secrets` of your own configuration".to_owned(),
@@ -378,8 +378,8 @@ fn add_secret_use(profile: &mut Profile, wanted: &SecretUse) -> Result<(), Resol
         };
         return Err(ResolveError::UnknownSecret { grant: grant(), profile: profile.name.clone(), hint });
     };
-    if !secret.hosts.iter().any(|entry| entry.covers(wanted.targets())) {
-        secret.hosts.push(wanted.targets().clone());
+    if !secret.hosts.iter().any(|entry| entry.covers(secret_use.targets())) {
+        secret.hosts.push(secret_use.targets().clone());
     }
     Ok(())
 }
@@ -462,8 +462,8 @@ pub(crate) fn own_reached(settings: &PolicySettings, workspace: &Path, power: &G
             let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
             let named = [".stockade", ".stockade.toml"].into_iter().find(|name| holds_name(path, name));
             // The last of them is the nearest to the target of the link.
-            let led_through = || passed.iter().map(|passed| &passed.place).rfind(|place| place.starts_with(path));
-            let own = configuration.iter().chain(state).find(reached).or_else(led_through).cloned();
+            let nearest_link = || passed.iter().map(|passed| &passed.place).rfind(|place| place.starts_with(path));
+            let own = configuration.iter().chain(state).find(reached).or_else(nearest_link).cloned();
             own.or_else(|| named.map(|name| workspace.join(name)))
         }
         Grant::Read(path) | Grant::Socket(path) => state.iter().find(|own| path.starts_with(own)).cloned(),

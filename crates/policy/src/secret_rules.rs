@@ -16,13 +16,13 @@ impl PolicySettings {
     /// rule matches.
     pub fn decide_secret_by_rule(
         &self,
-        wanted: &SecretUse,
+        grant_use: &SecretUse,
         stage: &ActContext<'_>,
         around: &RequestContext,
     ) -> Option<Decision> {
-        let HostPattern::Exactly(host) = wanted.targets().host() else { return None };
-        let port = wanted.targets().target().map(|target| target.port);
-        let gives = |grant: &Grant| grant.secret().is_some_and(|own| own.covers(wanted));
+        let HostPattern::Exactly(host) = grant_use.targets().host() else { return None };
+        let port = grant_use.targets().target().map(|target| target.port);
+        let gives = |grant: &Grant| grant.secret().is_some_and(|own| own.covers(grant_use));
         self.decide_at_host((host, port), &gives, stage, around)
     }
 
@@ -30,12 +30,12 @@ impl PolicySettings {
     /// matches. No rule about hosts applies to signatures of git.
     pub fn decide_signing_by_rule(
         &self,
-        wanted: &SignUse,
+        grant_use: &SignUse,
         stage: &ActContext<'_>,
         around: &RequestContext,
     ) -> Option<Decision> {
-        let target = wanted.target()?;
-        let gives = |grant: &Grant| grant.sign_use() == Some(wanted);
+        let target = grant_use.target()?;
+        let gives = |grant: &Grant| grant.sign_use() == Some(grant_use);
         self.decide_at_host((&target.host, Some(target.port)), &gives, stage, around)
     }
 

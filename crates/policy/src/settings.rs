@@ -271,8 +271,8 @@ fn mode_text(mode: ApprovalMode) -> String {
         ("network", classes.network),
         ("other", classes.other),
     ];
-    let asked: Vec<&str> = named.iter().filter(|(_, may)| *may).map(|(name, _)| *name).collect();
-    format!("granular ({})", asked.join(", "))
+    let ask_names: Vec<&str> = named.iter().filter(|(_, may)| *may).map(|(name, _)| *name).collect();
+    format!("granular ({})", ask_names.join(", "))
 }
 
 impl ProfileSpec {

@@ -257,8 +257,8 @@ mod tests {
             for pass in &spec.pass {
                 for drop in &spec.drop {
                     // An exact name outweighs a pattern: this is intended.
-                    let is_meant = drop.value.as_str().contains('*') && !pass.value.as_str().contains('*');
-                    let clash = !is_meant && text_matches(drop.value.as_str(), pass.value.as_str());
+                    let is_intended = drop.value.as_str().contains('*') && !pass.value.as_str().contains('*');
+                    let clash = !is_intended && text_matches(drop.value.as_str(), pass.value.as_str());
                     assert!(!clash, "{name}: `{}` passes and `{}` drops it", pass.value.as_str(), drop.value.as_str());
                 }
             }

@@ -44,7 +44,7 @@ pub struct SuggestionData {
     /// Read accesses of traced runs, by resolved path.
     pub reads: BTreeMap<PathBuf, TracedRead>,
     requests: BTreeMap<RequestId, RunRequest>,
-    asked: BTreeMap<RequestId, String>,
+    approvers: BTreeMap<RequestId, String>,
 }
 
 /// Read access of a traced run to one path.
@@ -89,7 +89,7 @@ impl SuggestionData {
                 self.requests.insert(event.request.clone(), (**request).clone());
             }
             EventKind::Answered { by, .. } => {
-                self.asked.insert(event.request.clone(), by.clone());
+                self.approvers.insert(event.request.clone(), by.clone());
             }
             EventKind::Starting { grants, .. } => {
                 grants.iter().for_each(|grant| self.record_approval(grant, &event.request));
@@ -122,7 +122,7 @@ impl SuggestionData {
 
     fn record_approval(&mut self, grant: &Grant, request: &RequestId) {
         if self.approved.len() < MAX_POWERS || self.approved.contains_key(grant) {
-            let by = self.asked.get(request).cloned().unwrap_or_else(|| "command line".to_owned());
+            let by = self.approvers.get(request).cloned().unwrap_or_else(|| "command line".to_owned());
             let provenance = ApprovalProvenance { request: request.clone(), by };
             self.approved.entry(grant.clone()).or_default().insert(provenance);
         }
@@ -272,7 +272,7 @@ impl SuggestionBuilder<'_> {
                 Some(target) => return self.suggest_connection(&target, grant, suggestion),
                 None => "it reaches more than one host and port: name one",
             },
-            Grant::Secret(wanted) => match self.draft_secret(wanted, grant) {
+            Grant::Secret(secret_use) => match self.draft_secret(secret_use, grant) {
                 Some(draft) => return suggestion.rules.push(draft),
                 None => "it is for more than one port: name one",
             },
@@ -317,11 +317,11 @@ impl SuggestionBuilder<'_> {
 
     /// Returns the rule that sends a secret, for every command: a secret is bound to its host, not to a
     /// command. `None` if the grant is for more than one port.
-    fn draft_secret(&self, wanted: &SecretUse, grant: &Grant) -> Option<DraftRule> {
+    fn draft_secret(&self, secret_use: &SecretUse, grant: &Grant) -> Option<DraftRule> {
         let first = self.learned.approved.get(grant).and_then(|by| by.first());
         let unknown = || ProvenanceSection { by: "suggested".to_owned(), at: None, request: None };
         let section = first.map_or_else(unknown, ApprovalProvenance::of_suggestion);
-        let draft = rule_for_secrets(std::slice::from_ref(wanted), &section)?;
+        let draft = rule_for_secrets(std::slice::from_ref(secret_use), &section)?;
         Some(DraftRule { justification: IN_SESSION_REASON.to_owned(), ..draft })
     }
 

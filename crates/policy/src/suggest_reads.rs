@@ -25,10 +25,10 @@ pub(super) fn suggest_reads(
     let all = hidden.clone();
     hidden.retain(|path| !all.iter().any(|other| other != path && path.starts_with(other)));
     let is_hidden = |path: &Path| hidden.iter().any(|root| path.starts_with(root));
-    let is_given = |path: &Path| path.starts_with(maker.workspace) || is_written(maker, path);
+    let is_available = |path: &Path| path.starts_with(maker.workspace) || is_written(maker, path);
     let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
     let mut many: BTreeMap<PathBuf, u64> = BTreeMap::new();
-    for (path, reading) in maker.learned.reads.iter().filter(|(path, _)| is_hidden(path) && !is_given(path)) {
+    for (path, reading) in maker.learned.reads.iter().filter(|(path, _)| is_hidden(path) && !is_available(path)) {
         if reading.directory && reading.files == 0 {
             continue;
         }

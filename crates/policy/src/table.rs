@@ -92,13 +92,15 @@ pub fn decide_cell(
     mode: ApprovalMode,
     situation: TableSituation,
 ) -> PolicyVerdict {
-    let judged = |request: &RunRequest, assessment| decide_request(settings, request, &assessment, false).verdict;
-    let ask = |request: &RunRequest, tier| judged(request, Assessment::without_findings(tier));
+    let decide_verdict =
+        |request: &RunRequest, assessment| decide_request(settings, request, &assessment, false).verdict;
+    let ask = |request: &RunRequest, tier| decide_verdict(request, Assessment::without_findings(tier));
     match situation {
         TableSituation::Command(tier) => ask(&build_request(profile, mode, &[]), tier),
-        TableSituation::Effect(impact) => {
-            judged(&build_request(profile, mode, &[]), Assessment { impact, ..Assessment::without_findings(Tier::Ask) })
-        }
+        TableSituation::Effect(impact) => decide_verdict(
+            &build_request(profile, mode, &[]),
+            Assessment { impact, ..Assessment::without_findings(Tier::Ask) },
+        ),
         TableSituation::Requests(grant) => ask(&build_request(profile, mode, &[grant]), Tier::Allow),
         TableSituation::Refused(grant) => match grant.parse::<Grant>() {
             Ok(grant) if may_escalate(settings, &build_request(profile, mode, &[]), &grant, false) => {

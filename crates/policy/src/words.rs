@@ -4,6 +4,9 @@
 //! This is not a second classifier: a script that is plain here is plain to every shell, and the rest is
 //! not parsed at all.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
+
 use crate::lists::NameList;
 
 /// A command line in the form that rules match.
@@ -24,7 +27,9 @@ pub(crate) struct CommandWords {
 }
 
 /// Programs, and words of the shell, that run the command among their arguments.
-const WRAPPERS: NameList = NameList::new(include_str!("../knowledge/wrappers.txt"));
+/// A script has a command in every second byte at worst, so the list is built once.
+static WRAPPERS: LazyLock<HashSet<&str>> = LazyLock::new(|| WRAPPER_LIST.names().collect());
+const WRAPPER_LIST: NameList = NameList::new(include_str!("../knowledge/wrappers.txt"));
 
 /// Words that start a construct, not a command.
 const RESERVED_WORDS: &[&str] = &[
@@ -94,10 +99,19 @@ fn shell_script(command: &[String]) -> Option<&str> {
     arguments[..at].iter().all(|word| word.starts_with('-')).then(|| arguments.get(at + 1).map(String::as_str))?
 }
 
-/// Syntax of the own arguments of wrappers.
-const WRAPPER_OPTIONS: NameList = NameList::new(include_str!("../knowledge/wrapper_options.txt"));
+/// Syntax of the own arguments of wrappers, by name.
+static WRAPPER_OPTIONS: LazyLock<HashMap<&str, WrapperSyntax>> = LazyLock::new(|| {
+    OPTION_LIST
+        .names()
+        .filter_map(read_syntax)
+        .flat_map(|(names, syntax)| names.split(' ').map(move |name| (name, syntax)))
+        .collect()
+});
+
+const OPTION_LIST: NameList = NameList::new(include_str!("../knowledge/wrapper_options.txt"));
 
 /// Syntax of a wrapper's own arguments; lists of options are separated by blanks.
+#[derive(Clone, Copy)]
 struct WrapperSyntax {
     /// Number of operands before the command.
     operands: usize,
@@ -108,14 +122,10 @@ struct WrapperSyntax {
     assigns: bool,
 }
 
-fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
-    let name = base_name(program);
-    WRAPPER_OPTIONS.names().find_map(|row| {
-        let fields: Vec<&str> = row.split('|').map(str::trim).collect();
-        let [names, operands, valued, ends, assigns] = fields[..] else { return None };
-        let syntax = WrapperSyntax { operands: operands.parse().ok()?, valued, ends, assigns: assigns == "assigns" };
-        lists_option(names, name).then_some(syntax)
-    })
+fn read_syntax(row: &'static str) -> Option<(&'static str, WrapperSyntax)> {
+    let fields: Vec<&str> = row.split('|').map(str::trim).collect();
+    let [names, operands, valued, ends, assigns] = fields[..] else { return None };
+    Some((names, WrapperSyntax { operands: operands.parse().ok()?, valued, ends, assigns: assigns == "assigns" }))
 }
 
 fn lists_option(list: &str, word: &str) -> bool {
@@ -124,7 +134,7 @@ fn lists_option(list: &str, word: &str) -> bool {
 
 /// Returns the command that a wrapper runs.
 fn unwrap_command(command: &[String]) -> Option<&[String]> {
-    let wrapper = wrapper_of(command.first()?)?;
+    let wrapper = WRAPPER_OPTIONS.get(base_name(command.first()?))?;
     let mut operands = wrapper.operands;
     let mut at = 1;
     while let Some(word) = command.get(at) {
@@ -254,18 +264,18 @@ mod tests {
 
     #[test]
     fn lists_are_sorted() {
-        assert!(WRAPPERS.names().is_sorted());
+        assert!(WRAPPER_LIST.names().is_sorted());
     }
 
     #[test]
     fn every_row_of_options_is_read() {
-        for row in WRAPPER_OPTIONS.names() {
+        for row in OPTION_LIST.names() {
             for name in row.split('|').next().unwrap().split_whitespace() {
-                assert!(wrapper_of(name).is_some(), "{row}");
+                assert!(WRAPPER_OPTIONS.contains_key(name), "{row}");
             }
         }
-        assert_eq!(wrapper_of("/usr/bin/timeout").unwrap().operands, 1);
-        assert!(wrapper_of("env").unwrap().assigns && wrapper_of("").is_none());
+        assert_eq!(WRAPPER_OPTIONS["timeout"].operands, 1);
+        assert!(WRAPPER_OPTIONS["env"].assigns && !WRAPPER_OPTIONS.contains_key(""));
     }
 
     #[test]

@@ -58,16 +58,16 @@ fn everything_that_can_be_said() {
         kind = "header X-Token"
         inside = "env GH_TOKEN"
     "#;
-    let said = egress(&merge(&[(ConfigLayer::User, source)]).unwrap(), "web");
-    assert_eq!(said.allow.len(), 4);
-    assert_eq!((said.limits.requests_per_minute, said.limits.connections), (Some(60), Some(20)));
-    assert_eq!((said.limits.total_bytes, said.limits.up_bytes_per_second), (Some(2 << 30), Some(1 << 20)));
-    assert_eq!((said.limits.connections_per_second, said.limits.down_bytes_per_second), (None, None));
-    let secret = &said.secrets[0];
+    let result = egress(&merge(&[(ConfigLayer::User, source)]).unwrap(), "web");
+    assert_eq!(result.allow.len(), 4);
+    assert_eq!((result.limits.requests_per_minute, result.limits.connections), (Some(60), Some(20)));
+    assert_eq!((result.limits.total_bytes, result.limits.up_bytes_per_second), (Some(2 << 30), Some(1 << 20)));
+    assert_eq!((result.limits.connections_per_second, result.limits.down_bytes_per_second), (None, None));
+    let secret = &result.secrets[0];
     assert_eq!((secret.name.as_str(), &secret.kind), ("github", &SecretKind::Header("x-token".into())));
     assert_eq!(secret.from, SecretSource::File("/home/u/.config/token".into()));
     assert_eq!(secret.inside, SecretSource::Env("GH_TOKEN".into()));
-    let upstream = said.upstream.clone().unwrap();
+    let upstream = result.upstream.clone().unwrap();
     assert_eq!((upstream.kind, upstream.proxy.to_string()), (UpstreamKind::Http, "proxy.corp:3128".to_owned()));
     let target = |text: &str| text.parse::<NetworkTarget>().unwrap();
     for (at, expected) in [
@@ -78,9 +78,9 @@ fn everything_that_can_be_said() {
         ("x.y.ru:443", 2),
         ("other.org:443", 1),
     ] {
-        assert_eq!(strictness(&said, &target(at)), expected, "{at}");
+        assert_eq!(strictness(&result, &target(at)), expected, "{at}");
     }
-    assert!(said.may_dial(&target("api.example.com:443"), "10.1.1.1".parse().unwrap()).is_ok());
+    assert!(result.may_dial(&target("api.example.com:443"), "10.1.1.1".parse().unwrap()).is_ok());
     // Nothing is said where nothing is configured.
     assert!(egress(&merge(&[]).unwrap(), "workspace").is_empty());
 }
@@ -223,11 +223,11 @@ fn a_grant_for_a_secret_adds_one_host_to_it_and_nothing_else() {
 
 #[test]
 fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
-    let said = |rules: &str, wanted: &str| {
+    let result = |rules: &str, power: &str| {
         let settings = merge(&[(ConfigLayer::User, &(rules.to_owned() + SECRET))]).unwrap();
         let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
         let stage = ActContext { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
-        let decision = settings.decide_secret_by_rule(&wanted.parse().unwrap(), &stage, &RequestContext::default());
+        let decision = settings.decide_secret_by_rule(&power.parse().unwrap(), &stage, &RequestContext::default());
         decision.map(|decision| decision.verdict)
     };
     let rule = |effect: &str, grants: &str| {
@@ -235,23 +235,23 @@ fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
             "[[rules]]\nhosts = [\"ghe.example.com:443\"]\neffect = \"{effect}\"\n{grants}\njustification = \"j\"\n"
         )
     };
-    let wanted = "github to ghe.example.com:443";
-    let given = rule("allow", "grants = [\"secret github to ghe.example.com:443\"]");
-    assert_eq!(said(&given, wanted), Some(PolicyVerdict::Allow));
+    let power = "github to ghe.example.com:443";
+    let allow_rule = rule("allow", "grants = [\"secret github to ghe.example.com:443\"]");
+    assert_eq!(result(&allow_rule, power), Some(PolicyVerdict::Allow));
     // Behind another that allows the host alone, too.
-    assert_eq!(said(&(rule("allow", "") + &given), wanted), Some(PolicyVerdict::Allow));
-    for (rules, wanted) in [
-        (rule("allow", ""), wanted),
-        (rule("allow", "grants = [\"secret gitlab to ghe.example.com:443\"]"), wanted),
-        (rule("allow", "grants = [\"secret github to other.example:443\"]"), wanted),
-        (given.clone(), "github to ghe.example.com:80"),
-        (given.clone(), "github to other.example:443"),
+    assert_eq!(result(&(rule("allow", "") + &allow_rule), power), Some(PolicyVerdict::Allow));
+    for (rules, power) in [
+        (rule("allow", ""), power),
+        (rule("allow", "grants = [\"secret gitlab to ghe.example.com:443\"]"), power),
+        (rule("allow", "grants = [\"secret github to other.example:443\"]"), power),
+        (allow_rule.clone(), "github to ghe.example.com:80"),
+        (allow_rule.clone(), "github to other.example:443"),
     ] {
-        assert_eq!(said(&rules, wanted), None, "{rules}");
+        assert_eq!(result(&rules, power), None, "{rules}");
     }
     for (effect, verdict) in [("deny", PolicyVerdict::Deny), ("ask", PolicyVerdict::Ask)] {
-        assert_eq!(said(&rule(effect, ""), wanted), Some(verdict));
-        assert_eq!(said(&(given.clone() + &rule(effect, "")), wanted), Some(verdict));
+        assert_eq!(result(&rule(effect, ""), power), Some(verdict));
+        assert_eq!(result(&(allow_rule.clone() + &rule(effect, "")), power), Some(verdict));
     }
 }
 
@@ -259,30 +259,30 @@ const KEY: &str = "SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA";
 
 #[test]
 fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
-    let said = |rules: &str, wanted: &str| {
+    let result = |rules: &str, power: &str| {
         let settings = merge(&[(ConfigLayer::User, rules)]).unwrap();
         let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
         let stage = ActContext { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
-        let wanted = format!("{KEY} {wanted}").parse().unwrap();
-        let decision = settings.decide_signing_by_rule(&wanted, &stage, &RequestContext::default());
+        let power = format!("{KEY} {power}").parse().unwrap();
+        let decision = settings.decide_signing_by_rule(&power, &stage, &RequestContext::default());
         decision.map(|decision| decision.verdict)
     };
     let rule = |effect: &str, grants: &str| {
         format!("[[rules]]\nhosts = [\"a.example:22\"]\neffect = \"{effect}\"\n{grants}\njustification = \"j\"\n")
     };
-    let given = rule("allow", &format!("grants = [\"sign {KEY} to a.example\"]"));
-    assert_eq!(said(&given, "to a.example"), Some(PolicyVerdict::Allow));
-    for (rules, wanted) in [
+    let allow_rule = rule("allow", &format!("grants = [\"sign {KEY} to a.example\"]"));
+    assert_eq!(result(&allow_rule, "to a.example"), Some(PolicyVerdict::Allow));
+    for (rules, power) in [
         (rule("allow", ""), "to a.example"),
-        (given.clone(), "to a.example:2222"),
-        (given.clone(), "to b.example"),
-        (given.clone(), "for git"),
+        (allow_rule.clone(), "to a.example:2222"),
+        (allow_rule.clone(), "to b.example"),
+        (allow_rule.clone(), "for git"),
     ] {
-        assert_eq!(said(&rules, wanted), None, "{rules} {wanted}");
+        assert_eq!(result(&rules, power), None, "{rules} {power}");
     }
     for (effect, verdict) in [("deny", PolicyVerdict::Deny), ("ask", PolicyVerdict::Ask)] {
-        assert_eq!(said(&rule(effect, ""), "to a.example"), Some(verdict));
-        assert_eq!(said(&(given.clone() + &rule(effect, "")), "to a.example"), Some(verdict));
+        assert_eq!(result(&rule(effect, ""), "to a.example"), Some(verdict));
+        assert_eq!(result(&(allow_rule.clone() + &rule(effect, "")), "to a.example"), Some(verdict));
     }
     // L7: nothing that a workspace brings gives one.
     for purpose in ["for git", "to a.example"] {

@@ -80,7 +80,7 @@ fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) 
 
 fn assess(command: &str, home: &str, workspace: &str) -> Assessment {
     let context =
-        CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
+        CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), sanitized: true };
     assess_script(command.as_bytes(), &context)
 }
 
@@ -130,14 +130,15 @@ fn codes(command: &str) -> Vec<String> {
 #[test]
 fn untrusted_asks_about_few_everyday_commands() {
     let runs: Vec<Row> = rows().into_iter().filter(|row| row.expect == "run").collect();
-    let asked: Vec<&Row> = runs
+    let not_allowed: Vec<&Row> = runs
         .iter()
         .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != PolicyVerdict::Allow)
         .collect();
-    println!("untrusted asks about {} of {} rows to be run", asked.len(), runs.len());
-    let asked: Vec<String> = asked.iter().map(|row| format!("{} {:?}", row.command, codes(&row.command))).collect();
-    println!("{}", asked.join("\n"));
-    assert!(asked.len() <= ASKED_BY_UNTRUSTED, "{}", asked.join("\n"));
+    println!("untrusted asks about {} of {} rows to be run", not_allowed.len(), runs.len());
+    let not_allowed: Vec<String> =
+        not_allowed.iter().map(|row| format!("{} {:?}", row.command, codes(&row.command))).collect();
+    println!("{}", not_allowed.join("\n"));
+    assert!(not_allowed.len() <= ASKED_BY_UNTRUSTED, "{}", not_allowed.join("\n"));
 }
 
 /// Changes of files of the workspace by known tools.
@@ -231,9 +232,9 @@ const OTHERS: &[&str] = &[
 #[test]
 fn untrusted_lets_known_tools_change_the_workspace() {
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
-    let asked: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).collect();
+    let not_allowed: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).collect();
     let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != PolicyVerdict::Ask).collect();
-    assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
+    assert!(not_allowed.is_empty() && run.is_empty(), "asked about {not_allowed:?}, run {run:?}");
 }
 
 /// Where what a run removes can be brought back, removing within the workspace is a change as well.
@@ -440,12 +441,17 @@ const OTHER_GIT: &[&str] = &[
 #[test]
 fn untrusted_lets_git_change_the_repository_of_the_workspace() {
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
-    let told = |command: &&str| format!("{command} {:?}", codes(command));
-    let asked: Vec<String> =
-        LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(told).collect();
+    let describe_command = |command: &&str| format!("{command} {:?}", codes(command));
+    let not_allowed: Vec<String> =
+        LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(describe_command).collect();
     let run: Vec<String> =
-        OTHER_GIT.iter().filter(|command| verdict(command) == PolicyVerdict::Allow).map(told).collect();
-    assert!(asked.is_empty() && run.is_empty(), "asked about\n{}\nrun\n{}", asked.join("\n"), run.join("\n"));
+        OTHER_GIT.iter().filter(|command| verdict(command) == PolicyVerdict::Allow).map(describe_command).collect();
+    assert!(
+        not_allowed.is_empty() && run.is_empty(),
+        "asked about\n{}\nrun\n{}",
+        not_allowed.join("\n"),
+        run.join("\n")
+    );
 }
 
 #[test]
@@ -462,8 +468,8 @@ fn a_rule_gives_a_group_as_its_hosts() {
     let assessment = assess("pip download x", "/home/dev", "/home/dev/x");
     let request = request("pip download x", "/home/dev/x", ApprovalMode::OnFailure, &[]);
     let ruling = rule_on(&settings("/home/dev", source), &request, &assessment, true);
-    let given: Vec<String> = ruling.obligations.grants.iter().map(ToString::to_string).collect();
-    assert_eq!(given, ["connect files.pythonhosted.org:443", "connect pypi.org:443"]);
+    let grant_texts: Vec<String> = ruling.obligations.grants.iter().map(ToString::to_string).collect();
+    assert_eq!(grant_texts, ["connect files.pythonhosted.org:443", "connect pypi.org:443"]);
 }
 
 #[test]

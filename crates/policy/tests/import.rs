@@ -82,7 +82,7 @@ fn same_words(probe: &Probe) -> Option<Probe> {
 
 /// A `deny` that may be held by text that is not plain asks, and only a person
 /// can answer.
-fn asked_by_design(probe: &Probe, theirs: PolicyVerdict, own: PolicyVerdict) -> bool {
+fn asks_by_design(probe: &Probe, theirs: PolicyVerdict, own: PolicyVerdict) -> bool {
     let plain = |script: &str| !script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '=']);
     theirs == PolicyVerdict::Deny
         && own == PolicyVerdict::Ask
@@ -117,15 +117,15 @@ fn compare(tool: ImportTool, name: &str, reference: Reference) -> Tally {
                 tally.exact += 1;
                 continue;
             }
-            let said = if same_words(&probe).is_some_and(|same| theirs_of(&same) == own) {
+            let is_explained = if same_words(&probe).is_some_and(|same| theirs_of(&same) == own) {
                 true
             } else if own > theirs {
                 stricter_by_design(&probe) || has(ImportDeviation::Stricter) || has(ImportDeviation::Left)
             } else {
-                has(ImportDeviation::Weaker) || asked_by_design(&probe, theirs, own)
+                has(ImportDeviation::Weaker) || asks_by_design(&probe, theirs, own)
             };
             let line = format!("{name}/{file}: {probe:?}: theirs {theirs:?}, ours {own:?}\n");
-            assert!(said, "{line}{}", imported.to_toml());
+            assert!(is_explained, "{line}{}", imported.to_toml());
             tally.report.push_str(&line);
         }
         let speaks = settings.rules().next().is_some_and(|rule| rule.label() != "");
@@ -338,7 +338,7 @@ fn an_import_never_allows_more_than_the_original() {
 /// What a tool may not read, a command may not read either, or it is said that it may.
 #[test]
 fn what_must_not_be_read_is_hidden_or_told() {
-    for (refused, hidden, told) in [
+    for (refused, hidden, is_reported) in [
         ("Read(./secrets/**)", Some("./secrets"), false),
         ("Read(secrets/**)", Some("./secrets"), false),
         ("Read(secrets/)", Some("./secrets"), true),
@@ -361,7 +361,7 @@ fn what_must_not_be_read_is_hidden_or_told() {
         let line = profile.lines().find(|line| line.starts_with("hide"));
         assert_eq!(line, hidden.map(|path| format!("hide = [\"{path}\"]")).as_deref(), "{refused}");
         let weaker = imported.notes.iter().any(|note| note.carried == ImportDeviation::Weaker);
-        assert_eq!(weaker, told, "{refused}: {:?}", imported.notes);
+        assert_eq!(weaker, is_reported, "{refused}: {:?}", imported.notes);
     }
 }
 

@@ -181,7 +181,7 @@ fn a_file_of_another_user_is_refused() {
         return;
     }
     let give = |path: &Path, to: u32| std::os::unix::fs::lchown(path, Some(to), None).unwrap();
-    for (file, given) in [
+    for (file, foreign_path) in [
         ("config/stockade/config.toml", "config/stockade/config.toml"),
         ("config/stockade/config.toml", "config/stockade"),
         ("config/stockade/config.toml", "config"),
@@ -191,8 +191,8 @@ fn a_file_of_another_user_is_refused() {
         let world = World::new();
         world.write(file, "approval_mode = \"never\"");
         world.load().unwrap();
-        give(&world.top.path().join(given), 54_321);
-        world.refused(&format!("{given}` belongs to user 54321"));
+        give(&world.top.path().join(foreign_path), 54_321);
+        world.refused(&format!("{foreign_path}` belongs to user 54321"));
     }
     // A link of another user chooses the file, although the file is the person's own.
     let world = World::new();

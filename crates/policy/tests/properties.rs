@@ -250,8 +250,8 @@ proptest! {
         prop_assert!(lower(new.obligations.limits.wall_ms, old.obligations.limits.wall_ms));
         if new.decision.verdict != PolicyVerdict::Deny {
             let write = |settings: &PolicySettings, ruling: &PolicyRuling| {
-                let wanted = ruling.obligations.apply_to_request(&request);
-                resolve_profile(settings, &wanted.profile, Path::new("/home/u/work"), &wanted.grants).unwrap().filesystem.write
+                let effective_request = ruling.obligations.apply_to_request(&request);
+                resolve_profile(settings, &effective_request.profile, Path::new("/home/u/work"), &effective_request.grants).unwrap().filesystem.write
             };
             let (old, new) = (write(&before, &old), write(&after, &new));
             prop_assert!(new.iter().all(|path| old.contains(path)));
@@ -269,11 +269,11 @@ proptest! {
         let settings = settings(&[layer(ConfigLayer::User, source)]);
         let request = request(&script, mode, false);
         let ruling = rule_in(&settings, &request, &assessment, by_person, &around);
-        let named: Vec<_> = ruling.voices.iter().filter(|said| said.source == ruling.decision.rule).collect();
+        let named: Vec<_> = ruling.voices.iter().filter(|voice| voice.source == ruling.decision.rule).collect();
         prop_assert!(!named.is_empty());
-        prop_assert!(named.iter().any(|said| said.decides && said.verdict == ruling.decision.verdict));
-        prop_assert!(ruling.voices.iter().all(|said| said.decides == (said.verdict == ruling.decision.verdict)));
-        prop_assert!(ruling.voices.iter().all(|said| said.verdict <= ruling.decision.verdict));
+        prop_assert!(named.iter().any(|voice| voice.decides && voice.verdict == ruling.decision.verdict));
+        prop_assert!(ruling.voices.iter().all(|voice| voice.decides == (voice.verdict == ruling.decision.verdict)));
+        prop_assert!(ruling.voices.iter().all(|voice| voice.verdict <= ruling.decision.verdict));
         if ruling.decision.rule.starts_with("rule ") {
             let considered = consider_request(&settings, &request, &assessment, &around);
             let named = considered.iter().find(|one| {
@@ -395,8 +395,8 @@ fn rules_bring_profiles_powers_and_limits() {
     assert_eq!(rule("npm ci", "read-only").obligations.profile, None);
     // Part of a script that is not allowed as a whole gets nothing.
     assert!(rule("npm ci && other", "workspace").obligations.is_empty());
-    let asked = rule("deploy now", "workspace");
-    assert_eq!(asked.decision.verdict, PolicyVerdict::Ask);
-    assert_eq!(asked.questions.len(), 2);
-    assert_eq!(asked.obligations.grants.len(), 1);
+    let ask_ruling = rule("deploy now", "workspace");
+    assert_eq!(ask_ruling.decision.verdict, PolicyVerdict::Ask);
+    assert_eq!(ask_ruling.questions.len(), 2);
+    assert_eq!(ask_ruling.obligations.grants.len(), 1);
 }

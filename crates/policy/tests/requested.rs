@@ -45,9 +45,9 @@ fn ruling(configured: &str, mode: ApprovalMode, grants: &[&str], requested: &[&s
 fn check(configured: &str, mode: ApprovalMode, requested: &str, expected: PolicyVerdict) {
     let found = ruling(configured, mode, &[], &[requested]);
     assert_eq!(found.decision.verdict, expected, "{requested} {:?}", found.decision);
-    let asked = [QuestionKind::Grants { grants: vec![requested.parse().unwrap()] }];
-    let asked = if expected == PolicyVerdict::Ask { &asked[..] } else { &[] };
-    assert_eq!(found.questions, asked, "{requested}");
+    let expected_questions = [QuestionKind::Grants { grants: vec![requested.parse().unwrap()] }];
+    let expected_questions = if expected == PolicyVerdict::Ask { &expected_questions[..] } else { &[] };
+    assert_eq!(found.questions, expected_questions, "{requested}");
     assert!(expected == PolicyVerdict::Allow || found.decision.reasons.contains(&format!("it asks for `{requested}`")));
 }
 

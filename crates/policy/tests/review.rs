@@ -49,7 +49,7 @@ fn the_values_and_their_defaults() {
         .filter(|line| line.key.starts_with("review."))
         .map(|line| format!("{} = {}", line.key, line.value))
         .collect();
-    let wanted = [
+    let expected = [
         "review.api = anthropic",
         "review.endpoint = https://api.example.com/v1/messages",
         "review.model = m-1",
@@ -59,20 +59,20 @@ fn the_values_and_their_defaults() {
         "review.budget.calls = 3",
         "review.budget.bytes = 1024",
     ];
-    assert_eq!(shown, wanted);
+    assert_eq!(shown, expected);
 }
 
 /// A stranger's repository neither sends the person's commands away nor keeps
 /// them from being looked at.
 #[test]
 fn neither_project_nor_session_has_a_say() {
-    for said in [GOOD, "[review]\nenabled = false", "[review]", "[review.budget]\ncalls = 0"] {
+    for section in [GOOD, "[review]\nenabled = false", "[review]", "[review.budget]\ncalls = 0"] {
         for layer in [ConfigLayer::Project, ConfigLayer::Session] {
-            let error = merge(&[(ConfigLayer::User, GOOD), (layer, said)]).unwrap_err().to_string();
+            let error = merge(&[(ConfigLayer::User, GOOD), (layer, section)]).unwrap_err().to_string();
             assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
         }
         let settings = merge(&[(ConfigLayer::User, GOOD)]).unwrap();
-        assert!(settings.with_session(Path::new("/session"), said).is_err(), "{said}");
+        assert!(settings.with_session(Path::new("/session"), section).is_err(), "{section}");
     }
 }
 
@@ -113,9 +113,9 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         (with("certificates = \"./ca\""), "5:1: `review.certificates`: what a workspace holds"),
         (with("key = \"sk-123\""), "unknown key `key`"),
     ];
-    for (source, wanted) in cases {
+    for (source, expected) in cases {
         let error = merge(&[(ConfigLayer::User, &source)]).unwrap_err().to_string();
-        assert!(error.contains(wanted), "{source}\n{error}");
+        assert!(error.contains(expected), "{source}\n{error}");
     }
 }
 
@@ -155,11 +155,14 @@ fn no_run_reads_the_key() {
 
 #[test]
 fn who_is_told_of_sandboxes_is_not_for_a_project_either() {
-    let told = "[notify]\nprogram = [\"/usr/bin/notify-send\"]\n";
-    assert!(merge(&[(ConfigLayer::System, told)]).unwrap().notify.value.is_some());
-    assert_eq!(merge(&[(ConfigLayer::System, told), (ConfigLayer::User, "[notify]")]).unwrap().notify.value, None);
+    let notify_section = "[notify]\nprogram = [\"/usr/bin/notify-send\"]\n";
+    assert!(merge(&[(ConfigLayer::System, notify_section)]).unwrap().notify.value.is_some());
+    assert_eq!(
+        merge(&[(ConfigLayer::System, notify_section), (ConfigLayer::User, "[notify]")]).unwrap().notify.value,
+        None
+    );
     for layer in [ConfigLayer::Project, ConfigLayer::Session] {
-        let error = merge(&[(ConfigLayer::User, told), (layer, told)]).unwrap_err().to_string();
+        let error = merge(&[(ConfigLayer::User, notify_section), (layer, notify_section)]).unwrap_err().to_string();
         assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
     }
     let error = merge(&[(ConfigLayer::User, "[notify]\nprogram = [\"notify-send\"]")]).unwrap_err().to_string();

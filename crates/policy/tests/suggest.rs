@@ -186,13 +186,13 @@ fn a_directory_only_where_it_is_asked_for() {
 /// What a request asks for, and did not get, was agreed to by nobody.
 #[test]
 fn asking_is_not_getting() {
-    let asked = RunRequest { grants: vec!["write /srv/x".parse().unwrap()], ..request("tool") };
+    let run_request = RunRequest { grants: vec!["write /srv/x".parse().unwrap()], ..request("tool") };
     let mut learned = SuggestionData::default();
     learned.add_event(&Event {
         time_ms: 1,
-        request: asked.id.clone(),
+        request: run_request.id.clone(),
         session: None,
-        kind: EventKind::Requested { request: Box::new(asked), environment_names: Vec::new() },
+        kind: EventKind::Requested { request: Box::new(run_request), environment_names: Vec::new() },
     });
     assert!(suggest_policy(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[])).is_empty());
 }
@@ -256,8 +256,8 @@ fn a_traced_run_hides_what_it_did_not_read() {
         "/srv/data", # read by /usr/bin/tool, req_00000000000000000000000000
     ]
     "#);
-    let left: Vec<String> = found.left_out.iter().map(|(grant, why)| format!("{grant}: {why}")).collect();
-    insta::assert_snapshot!(left.join("\n"), @"
+    let reasons: Vec<String> = found.left_out.iter().map(|(grant, why)| format!("{grant}: {why}")).collect();
+    insta::assert_snapshot!(reasons.join("\n"), @"
     read /home/u/.cargo/registry: too many files to name: with --generalise it stands for them
     read /home/u/.gitconfig: it is a protected name: agree each time
     read /home/u/.ssh/config: it is among credentials: agree each time, or reveal it by hand

@@ -29,15 +29,15 @@ struct ModelAnswer {
 }
 
 /// Parses the structured part of an answer.
-pub(crate) fn parse_opinion(said: serde_json::Value) -> Result<ReviewOpinion, AnswerError> {
-    let said: ModelAnswer = serde_json::from_value(said).map_err(|_| AnswerError::Malformed)?;
+pub(crate) fn parse_opinion(answer: serde_json::Value) -> Result<ReviewOpinion, AnswerError> {
+    let answer: ModelAnswer = serde_json::from_value(answer).map_err(|_| AnswerError::Malformed)?;
     let known = [RiskLevel::Low, RiskLevel::Medium, RiskLevel::High, RiskLevel::Critical];
-    let risk = known.into_iter().find(|risk| risk.name() == said.risk).ok_or(AnswerError::UnknownRisk)?;
+    let risk = known.into_iter().find(|risk| risk.name() == answer.risk).ok_or(AnswerError::UnknownRisk)?;
     // An unknown category counts as `Other`, because it still names a harm.
-    let mut categories: Vec<RiskCategory> = said.categories.iter().map(|name| parse_category(name)).collect();
+    let mut categories: Vec<RiskCategory> = answer.categories.iter().map(|name| parse_category(name)).collect();
     categories.sort_unstable();
     categories.dedup();
-    Ok(ReviewOpinion { risk, summary: sanitize_summary(&said.summary), categories })
+    Ok(ReviewOpinion { risk, summary: sanitize_summary(&answer.summary), categories })
 }
 
 fn parse_category(name: &str) -> RiskCategory {
@@ -63,17 +63,17 @@ mod tests {
     fn opinions_are_read_strictly() {
         let good = parse_opinion(json!({"summary": " a\n\tb ", "risk": "high",
             "categories": ["network", "exfiltration", "network", "telepathy"], "answer": "approved"}));
-        let wanted = ReviewOpinion {
+        let expected = ReviewOpinion {
             risk: RiskLevel::High,
             summary: "a b".into(),
             categories: vec![RiskCategory::Exfiltration, RiskCategory::Network, RiskCategory::Other],
         };
-        assert_eq!(good, Ok(wanted));
+        assert_eq!(good, Ok(expected));
         for risk in ["", "LOW", "none", "low ", "approved"] {
-            let said = parse_opinion(json!({"summary": "", "risk": risk, "categories": []}));
-            assert_eq!(said, Err(AnswerError::UnknownRisk), "{risk}");
+            let answer = parse_opinion(json!({"summary": "", "risk": risk, "categories": []}));
+            assert_eq!(answer, Err(AnswerError::UnknownRisk), "{risk}");
         }
-        for said in [
+        for answer in [
             json!(null),
             json!("low"),
             json!({"summary": "x", "risk": "low"}),
@@ -81,7 +81,7 @@ mod tests {
             json!({"summary": "x", "risk": ["low"], "categories": []}),
             json!({"summary": "x", "risk": "low", "categories": "network"}),
         ] {
-            assert_eq!(parse_opinion(said.clone()), Err(AnswerError::Malformed), "{said}");
+            assert_eq!(parse_opinion(answer.clone()), Err(AnswerError::Malformed), "{answer}");
         }
     }
 

@@ -52,22 +52,22 @@ impl ReviewBudget {
 
     /// Takes one call and the bytes of its request, before it is sent.
     pub(crate) fn take_call(&self, session: Option<&SessionId>, request_bytes: u64) -> Result<(), BudgetError> {
-        self.update_usage(session, |spent| {
-            if spent.calls >= self.calls {
+        self.update_usage(session, |usage| {
+            if usage.calls >= self.calls {
                 return Err(BudgetError::Calls(self.calls));
             }
-            let bytes = spent.bytes.saturating_add(request_bytes);
+            let bytes = usage.bytes.saturating_add(request_bytes);
             if bytes > self.bytes {
                 return Err(BudgetError::Bytes(self.bytes));
             }
-            Ok(BudgetUsage { calls: spent.calls + 1, bytes })
+            Ok(BudgetUsage { calls: usage.calls + 1, bytes })
         })
     }
 
     /// Adds received bytes.
     pub(crate) fn add_received(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
-        self.update_usage(session, |spent| {
-            Ok(BudgetUsage { bytes: spent.bytes.saturating_add(received_bytes), ..spent })
+        self.update_usage(session, |usage| {
+            Ok(BudgetUsage { bytes: usage.bytes.saturating_add(received_bytes), ..usage })
         })
     }
 
@@ -98,10 +98,10 @@ impl ReviewBudget {
         if text.is_empty() {
             self.forget_old();
         }
-        let spent = change(parse_usage(&text)?)?;
+        let usage = change(parse_usage(&text)?)?;
         file.rewind()?;
         // Each number has a fixed width, so a new text overwrites the old one completely.
-        writeln!(file, "{:020} {:020}", spent.calls, spent.bytes)?;
+        writeln!(file, "{:020} {:020}", usage.calls, usage.bytes)?;
         Ok(())
     }
 
@@ -185,10 +185,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let session: SessionId = "ses_1".parse().unwrap();
         let take = || ReviewBudget::new(5, 10_000, Some(dir.path().to_owned())).take_call(Some(&session), 1).is_ok();
-        let taken: usize = std::thread::scope(|scope| {
+        let granted_calls: usize = std::thread::scope(|scope| {
             let all: Vec<_> = (0..12).map(|_| scope.spawn(take)).collect();
             all.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
         });
-        assert_eq!(taken, 5);
+        assert_eq!(granted_calls, 5);
     }
 }

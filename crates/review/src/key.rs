@@ -114,11 +114,11 @@ mod tests {
         let path = dir.path().join("key");
         let source = KeySource::File(path.clone());
         assert!(matches!(source.read_key(variables), Err(KeyError::Unreadable { .. })));
-        for (mode, text, wanted) in [(0o600, "abc\n", true), (0o640, "abc\n", false), (0o600, "a b", false)] {
+        for (mode, text, is_valid) in [(0o600, "abc\n", true), (0o640, "abc\n", false), (0o600, "a b", false)] {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             let read = source.read_key(variables);
-            assert_eq!(read.is_ok_and(|key| key.unwrap().expose() == "abc"), wanted, "{mode:o} {text:?}");
+            assert_eq!(read.is_ok_and(|key| key.unwrap().expose() == "abc"), is_valid, "{mode:o} {text:?}");
         }
         assert!(matches!(KeySource::File(dir.path().to_owned()).read_key(variables), Err(KeyError::Unreadable { .. })));
     }

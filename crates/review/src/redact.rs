@@ -330,8 +330,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(text: &str, wanted: &str) {
-        assert_eq!(redactor().redact_text(text), wanted, "{text}");
+    fn check(text: &str, expected: &str) {
+        assert_eq!(redactor().redact_text(text), expected, "{text}");
     }
 
     #[test]

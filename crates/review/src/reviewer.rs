@@ -46,7 +46,7 @@ pub struct ReviewOptions {
 
 /// Reviewer that asks a model.
 pub struct ModelReviewer {
-    terms: ReviewOptions,
+    options: ReviewOptions,
     environment: Vec<(OsString, OsString)>,
     redactor: SecretRedactor,
     budget: ReviewBudget,
@@ -54,22 +54,22 @@ pub struct ModelReviewer {
 
 impl fmt::Debug for ModelReviewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ModelReviewer").field("terms", &self.terms).finish_non_exhaustive()
+        f.debug_struct("ModelReviewer").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
 impl ModelReviewer {
     /// Creates a reviewer. `environment` is the caller's: it may contain the key, and its secrets
     /// are removed from requests. The spent budgets of sessions are stored in `budgets`.
-    pub fn new(terms: ReviewOptions, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
+    pub fn new(options: ReviewOptions, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
         let redactor = SecretRedactor::new(environment.iter().cloned());
-        let budget = ReviewBudget::new(terms.budget_calls, terms.budget_bytes, Some(budgets));
-        Self { terms, environment, redactor, budget }
+        let budget = ReviewBudget::new(options.budget_calls, options.budget_bytes, Some(budgets));
+        Self { options, environment, redactor, budget }
     }
 
     fn read_key(&self) -> Result<Option<EndpointKey>, KeyError> {
         let variable = |name: &str| self.environment.iter().find(|(known, _)| known == name).map(|(_, v)| v.clone());
-        self.terms.key.read_key(variable)
+        self.options.key.read_key(variable)
     }
 
     /// Returns a redactor that also removes the key, whatever the name of its variable is.
@@ -82,7 +82,7 @@ impl ModelReviewer {
     }
 
     fn call_endpoint(&self, body: &[u8], key: Option<&EndpointKey>) -> Result<Vec<u8>, ExchangeError> {
-        let ReviewOptions { api, endpoint, authorities, .. } = &self.terms;
+        let ReviewOptions { api, endpoint, authorities, .. } = &self.options;
         send_json(
             endpoint,
             authorities,
@@ -108,11 +108,11 @@ impl ModelReviewer {
 
 impl Reviewer for ModelReviewer {
     fn name(&self) -> String {
-        self.terms.model.clone()
+        self.options.model.clone()
     }
 
     fn timeout_ms(&self) -> u64 {
-        self.terms.timeout_ms.min(MAX_TIMEOUT_MS)
+        self.options.timeout_ms.min(MAX_TIMEOUT_MS)
     }
 
     fn prepare_request(
@@ -121,10 +121,12 @@ impl Reviewer for ModelReviewer {
         session: Option<&SessionId>,
     ) -> Result<ReviewRequest, String> {
         let key = self.read_key().map_err(|why| why.to_string())?;
-        let body =
-            self.terms.api.request_body(&self.terms.model, &build_action(question, &self.build_redactor(key.as_ref())));
+        let body = self
+            .options
+            .api
+            .request_body(&self.options.model, &build_action(question, &self.build_redactor(key.as_ref())));
         self.budget.take_call(session, body.len() as u64).map_err(|why| why.to_string())?;
-        let (endpoint, session) = (self.terms.endpoint.to_string(), session.cloned());
+        let (endpoint, session) = (self.options.endpoint.to_string(), session.cloned());
         Ok(ReviewRequest { endpoint, body: body.as_str().into(), session })
     }
 
@@ -144,7 +146,7 @@ impl Reviewer for ModelReviewer {
         let redactor = self.build_redactor(key.as_ref());
         let response = (!received.is_empty()).then(|| Self::recorded_text(received, &redactor));
         let opinion = match &answered {
-            Ok(body) => self.terms.api.parse_response(body).map_err(|why| why.to_string()),
+            Ok(body) => self.options.api.parse_response(body).map_err(|why| why.to_string()),
             Err(why) => Err(self.failure_text(why)),
         };
         // A secret that the model repeats must not be shown.

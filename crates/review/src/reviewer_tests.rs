@@ -90,7 +90,7 @@ fn house(api: ModelApi, url: &str) -> House {
     let dir = tempfile::tempdir().unwrap();
     let environment = [("REVIEW_KEY", KEY), ("DB_PASSWORD", "hunter22")];
     let environment = environment.map(|(name, value)| (name.into(), value.into())).to_vec();
-    let terms = ReviewOptions {
+    let options = ReviewOptions {
         api,
         endpoint: url.parse().unwrap(),
         model: "some-model".to_owned(),
@@ -100,7 +100,7 @@ fn house(api: ModelApi, url: &str) -> House {
         budget_calls: 3,
         budget_bytes: 1 << 20,
     };
-    House { reviewer: ModelReviewer::new(terms, environment, dir.path().join("reviews")), dir }
+    House { reviewer: ModelReviewer::new(options, environment, dir.path().join("reviews")), dir }
 }
 
 fn run(command: &str) -> ApprovalQuestion {
@@ -119,9 +119,9 @@ impl House {
 fn check(
     api: ModelApi,
     answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static,
-    wanted: Result<RiskLevel, &str>,
+    expected: Result<RiskLevel, &str>,
 ) -> ReviewReply {
-    check_within(5_000, api, answer, wanted)
+    check_within(5_000, api, answer, expected)
 }
 
 #[track_caller]
@@ -129,16 +129,16 @@ fn check_within(
     timeout_ms: u64,
     api: ModelApi,
     answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static,
-    wanted: Result<RiskLevel, &str>,
+    expected: Result<RiskLevel, &str>,
 ) -> ReviewReply {
     let (port, _requests) = serve(answer);
     let mut house = house(api, &format!("http://127.0.0.1:{port}/v1"));
-    house.reviewer.terms.timeout_ms = timeout_ms;
+    house.reviewer.options.timeout_ms = timeout_ms;
     let reply = house.review(&run("echo x"));
-    match (&reply.opinion, wanted) {
+    match (&reply.opinion, expected) {
         (Ok(opinion), Ok(risk)) => assert_eq!(opinion.risk, risk),
-        (Err(why), Err(wanted)) => assert!(why.contains(wanted), "{why}"),
-        (got, wanted) => panic!("{got:?}, not {wanted:?}"),
+        (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+        (actual, expected) => panic!("{actual:?}, not {expected:?}"),
     }
     assert!(!format!("{reply:?} {:?}", house.reviewer).contains(KEY), "the key is shown: {reply:?}");
     reply
@@ -165,8 +165,8 @@ fn the_request_is_what_was_recorded_and_holds_no_secret() {
     for (api, header) in [(ModelApi::OpenAi, "authorization: Bearer "), (ModelApi::Anthropic, "x-api-key: ")] {
         let (port, requests) = serve(sends(ok("{}")));
         let house = house(api, &format!("http://127.0.0.1:{port}/v1/x?y=z"));
-        let asked = run("curl -u me:pw https://a:b@x.example/ -d hunter22 'k3y-of-the-reviewer'");
-        let request = house.reviewer.prepare_request(&asked, None).unwrap();
+        let run_question = run("curl -u me:pw https://a:b@x.example/ -d hunter22 'k3y-of-the-reviewer'");
+        let request = house.reviewer.prepare_request(&run_question, None).unwrap();
         assert!(requests.try_recv().is_err(), "nothing is sent before it is recorded");
         house.reviewer.send_request(&request);
         let sent = requests.recv().unwrap();
@@ -249,12 +249,12 @@ fn endpoints_that_never_take_the_request() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut silent = house(ModelApi::OpenAi, &format!("http://127.0.0.1:{port}/"));
-    silent.reviewer.terms.timeout_ms = 300;
+    silent.reviewer.options.timeout_ms = 300;
     let why = silent.review(&run("echo x")).opinion.unwrap_err();
     assert!(why.contains("did not answer within 300 ms"), "{why}");
     drop(listener);
-    let gone = house(ModelApi::OpenAi, &format!("http://127.0.0.1:{port}/"));
-    let why = gone.review(&run("echo x")).opinion.unwrap_err();
+    let unreachable_house = house(ModelApi::OpenAi, &format!("http://127.0.0.1:{port}/"));
+    let why = unreachable_house.review(&run("echo x")).opinion.unwrap_err();
     assert!(why.contains("cannot be reached: connection refused"), "{why}");
 }
 
@@ -308,8 +308,8 @@ fn hostile_answers() {
     check(ModelApi::OpenAi, sends(ok("not json")), Err(form));
     check(ModelApi::OpenAi, sends(ok(&"[".repeat(60_000))), Err(form));
     check(ModelApi::Anthropic, sends(ok(&chat(LOW))), Err(form));
-    let said = r#"{"summary":"\u001b[2J\u202eallow\n\n[o]nce","risk":"medium","categories":["approve"]}"#;
-    let opinion = check(ModelApi::OpenAi, sends(ok(&chat(said))), Ok(RiskLevel::Medium)).opinion.unwrap();
+    let model_text = r#"{"summary":"\u001b[2J\u202eallow\n\n[o]nce","risk":"medium","categories":["approve"]}"#;
+    let opinion = check(ModelApi::OpenAi, sends(ok(&chat(model_text))), Ok(RiskLevel::Medium)).opinion.unwrap();
     assert_eq!(opinion.summary.to_escaped(), "\\u{1b}[2J\\u{202e}allow [o]nce");
     assert_eq!(opinion.categories, [RiskCategory::Other]);
     let long = format!(r#"{{"summary":"{}","risk":"low","categories":[]}}"#, "x ".repeat(20_000));
@@ -398,7 +398,7 @@ fn without_a_key_nothing_is_sent() {
     house.reviewer.environment.clear();
     let why = house.reviewer.prepare_request(&run("echo x"), None).unwrap_err();
     assert!(why.contains("REVIEW_KEY is not set"), "{why}");
-    house.reviewer.terms.key = KeySource::None;
+    house.reviewer.options.key = KeySource::None;
     house.review(&run("echo x")).opinion.unwrap();
     assert!(!requests.recv().unwrap().contains("authorization"));
 }
@@ -436,8 +436,8 @@ fn review_trusting(url: &str, authorities: &str, timeout_ms: u64) -> Result<Revi
     let mut house = house(ModelApi::OpenAi, url);
     let file = house.dir.path().join("authorities.pem");
     std::fs::write(&file, authorities).unwrap();
-    house.reviewer.terms.authorities = CertificateAuthorities::File(file);
-    house.reviewer.terms.timeout_ms = timeout_ms;
+    house.reviewer.options.authorities = CertificateAuthorities::File(file);
+    house.reviewer.options.timeout_ms = timeout_ms;
     house.review(&run("echo x")).opinion
 }
 
@@ -451,18 +451,18 @@ fn certificates_are_checked() {
         let why = ask(port, root).unwrap_err();
         assert!(why.contains("certificate is not accepted"), "{why}");
     }
-    for (authorities, wanted) in [
+    for (authorities, expected) in [
         ("", "no certificates to check it with"),
         ("no PEM at all", "no certificates to check it with"),
         ("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "it is no PEM"),
         ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "certificate is not accepted"),
     ] {
         let why = ask(port, authorities).unwrap_err();
-        assert!(why.contains(wanted), "{authorities:?}: {why}");
+        assert!(why.contains(expected), "{authorities:?}: {why}");
     }
     let unreadable = CertificateAuthorities::File("/nonexistent/authorities.pem".into());
     let mut house = house(ModelApi::OpenAi, &format!("https://localhost:{port}/"));
-    house.reviewer.terms.authorities = unreadable;
+    house.reviewer.options.authorities = unreadable;
     let why = house.review(&run("echo x")).opinion.unwrap_err();
     assert!(why.contains("/nonexistent/authorities.pem cannot be read"), "{why}");
 }

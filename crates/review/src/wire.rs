@@ -105,8 +105,8 @@ mod tests {
     const REPORTED: &str = r#"{"summary":"s","risk":"critical","categories":[]}"#;
 
     #[track_caller]
-    fn check(api: ModelApi, body: &str, wanted: Result<RiskLevel, AnswerError>) {
-        assert_eq!(api.parse_response(body.as_bytes()).map(|opinion| opinion.risk), wanted, "{body}");
+    fn check(api: ModelApi, body: &str, expected: Result<RiskLevel, AnswerError>) {
+        assert_eq!(api.parse_response(body.as_bytes()).map(|opinion| opinion.risk), expected, "{body}");
     }
 
     #[test]

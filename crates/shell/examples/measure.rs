@@ -29,20 +29,20 @@ fn context() -> CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),
-        neutralised: true,
+        sanitized: true,
     }
 }
 
 /// Processor time of this thread: other work on the machine does not count.
-fn spent() -> Duration {
+fn read_cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
 fn timed(script: &[u8], context: &CommandContext) -> Duration {
-    let start = spent();
+    let start = read_cpu_time();
     std::hint::black_box(assess_script(std::hint::black_box(script), context));
-    spent() - start
+    read_cpu_time() - start
 }
 
 /// The least of `rounds` runs: what the work takes when nothing disturbs it.

@@ -7,25 +7,25 @@ use std::cell::Cell;
 /// Remaining units of work. One takes about a tenth of a microsecond.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkBudget {
-    left: Cell<u64>,
+    remaining: Cell<u64>,
 }
 
 impl WorkBudget {
     /// Creates a budget of this many units.
     pub(crate) const fn from_units(units: u64) -> Self {
-        Self { left: Cell::new(units) }
+        Self { remaining: Cell::new(units) }
     }
 
     /// Takes units. Returns false if there were fewer; then none are left.
     pub(crate) fn spend_units(&self, units: u64) -> bool {
-        let rest = self.left.get().checked_sub(units);
-        self.left.set(rest.unwrap_or(0));
+        let rest = self.remaining.get().checked_sub(units);
+        self.remaining.set(rest.unwrap_or(0));
         rest.is_some()
     }
 
     /// Returns whether no units are left.
     pub(crate) fn is_spent(&self) -> bool {
-        self.left.get() == 0
+        self.remaining.get() == 0
     }
 }
 

@@ -322,15 +322,15 @@ fn read_trace(text: &[u8]) -> Vec<Vec<Vec<u8>>> {
 fn has_same_words(seen: &[ExpandedArgument], ran: &[Vec<u8>]) -> bool {
     let Some((first, rest)) = seen.split_first() else { return ran.is_empty() };
     if first.is_dynamic() || first.is_glob() {
-        return (0..=ran.len()).any(|taken| has_same_words(rest, &ran[taken..]));
+        return (0..=ran.len()).any(|length| has_same_words(rest, &ran[length..]));
     }
-    let Some((word, left)) = ran.split_first() else { return false };
+    let Some((word, later_words)) = ran.split_first() else { return false };
     let bytes: Vec<u8> = first
         .atoms
         .iter()
         .filter_map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None })
         .collect();
-    bytes == *word && has_same_words(rest, left)
+    bytes == *word && has_same_words(rest, later_words)
 }
 
 struct ComparisonTally {
@@ -344,10 +344,10 @@ fn compare_script(ground: &StubDirectory, script: &[u8], tally: &mut ComparisonT
         cwd: RawText::from(root),
         home: RawText::from("/home/dev"),
         workspace: RawText::from(root),
-        neutralised: true,
+        sanitized: true,
     };
-    let judge = walk_text(script, &context);
-    if judge.findings.iter().any(|f| f.tier != Tier::Allow) {
+    let classifier = walk_text(script, &context);
+    if classifier.findings.iter().any(|f| f.tier != Tier::Allow) {
         return;
     }
     tally.allowed += 1;
@@ -357,7 +357,7 @@ fn compare_script(ground: &StubDirectory, script: &[u8], tally: &mut ComparisonT
         assert!(!changed, "allowed, and changed a file: {shown:?}");
         for command in ran {
             tally.run += 1;
-            let seen = judge.trace.iter().any(|seen| has_same_words(seen, &command));
+            let seen = classifier.trace.iter().any(|seen| has_same_words(seen, &command));
             let words: Vec<_> = command.iter().map(|w| String::from_utf8_lossy(w)).collect();
             assert!(seen, "allowed, and bash ran what was not seen: {words:?}\nin {shown:?}");
         }

@@ -8,20 +8,20 @@ use stockade_model::wildcard_matches;
 /// ASCII case is ignored.
 pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
     // Most names end in another letter.
-    if let (Some(wanted), Some(last)) = (pattern.last(), name.last())
-        && *wanted != b'*'
-        && !wanted.eq_ignore_ascii_case(last)
+    if let (Some(expected), Some(last)) = (pattern.last(), name.last())
+        && *expected != b'*'
+        && !expected.eq_ignore_ascii_case(last)
     {
         return false;
     }
-    wildcard_matches(pattern, name, b'*', |wanted, byte| wanted.eq_ignore_ascii_case(&byte))
+    wildcard_matches(pattern, name, b'*', |expected, byte| expected.eq_ignore_ascii_case(&byte))
 }
 
 /// Returns whether the pattern matches. `*` matches any bytes; with `any_one`, each `?` and `[...]`
 /// matches any one byte; ASCII case is ignored. Both arguments may be hostile.
 pub(crate) fn glob_matches(pattern: &[u8], name: &[u8], any_one: bool) -> bool {
     let classes_read = if any_one { replace_classes(pattern) } else { Cow::Borrowed(pattern) };
-    let fits = |wanted: u8, found: u8| any_one && wanted == b'?' || wanted.eq_ignore_ascii_case(&found);
+    let fits = |expected: u8, found: u8| any_one && expected == b'?' || expected.eq_ignore_ascii_case(&found);
     wildcard_matches(&classes_read, name, b'*', fits)
 }
 
@@ -46,13 +46,13 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(pattern: &str, name: &str, any_one: bool, wanted: bool) {
-        assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes(), any_one), wanted, "{pattern} {name}");
+    fn check(pattern: &str, name: &str, any_one: bool, expected: bool) {
+        assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes(), any_one), expected, "{pattern} {name}");
     }
 
     #[test]
     fn patterns_match_as_shells_have_it() {
-        for (pattern, name, wanted) in [
+        for (pattern, name, expected) in [
             ("", "", true),
             ("*", "", true),
             ("a*b*c", "aXbXbc", true),
@@ -63,9 +63,9 @@ mod tests {
             ("**", "any", true),
             ("?", "a", false),
         ] {
-            check(pattern, name, false, wanted);
+            check(pattern, name, false, expected);
         }
-        for (pattern, name, wanted) in [
+        for (pattern, name, expected) in [
             ("?assw[d]x", "passwd", false),
             ("?ass[w]d", "passwd", true),
             ("[abc", "x", true),
@@ -73,7 +73,7 @@ mod tests {
             ("*[x]?", "shadow", true),
             ("?", "", false),
         ] {
-            check(pattern, name, true, wanted);
+            check(pattern, name, true, expected);
         }
     }
 

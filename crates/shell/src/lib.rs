@@ -12,24 +12,24 @@
 #![forbid(unsafe_code)]
 
 mod budget;
-mod crude;
+mod classify;
 #[cfg(test)]
 mod differential_tests;
+mod fallback_scan;
 mod glob;
 mod invocation;
-mod judge;
 mod knowledge;
 mod lower_word;
-mod memory;
-mod neutralise;
 mod options;
 mod parse;
 mod paths;
-mod quiet;
+mod quiet_repository;
 mod readers;
 mod redirects;
 mod rules;
+mod sanitize;
 mod script;
+mod shell_state;
 mod text;
 mod variables;
 mod words;
@@ -37,12 +37,12 @@ mod wrappers;
 
 use stockade_model::{Assessment, EffectUse, Finding, Impact, RawText, RequestCommand, TextSpan, Tier};
 
-use crate::judge::Classifier;
-use crate::memory::ScriptActions;
+use crate::classify::Classifier;
+use crate::shell_state::ScriptActions;
 use crate::words::{DataFlow, ExpandedArgument};
 
-pub use crate::neutralise::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
-pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
+pub use crate::quiet_repository::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
+pub use crate::sanitize::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
 
 /// Codes of findings about text that was not parsed.
 const NOT_UNDERSTOOD: &str = "not-understood";
@@ -62,7 +62,7 @@ pub struct CommandContext {
     pub workspace: RawText,
     /// True if the run applies [`CommandClassification::neutralisation`]. If false, commands that would obey a
     /// repository's configuration are `ask`.
-    pub neutralised: bool,
+    pub sanitized: bool,
 }
 
 /// Assessment, with the settings that its run must carry.
@@ -114,13 +114,13 @@ pub enum StdinUse {
 /// Returns how a command uses its standard input. A program in a file, or one that starts others by
 /// itself, is unknown and counts as data.
 pub fn stdin_use(command: &RequestCommand, context: &CommandContext) -> StdinUse {
-    let (judge, length) = match command {
+    let (classifier, length) = match command {
         RequestCommand::Script(script) => (walk_text(script.as_bytes(), context), script.as_bytes().len()),
         RequestCommand::Argv(words) => walked_argv(words, context),
     };
     let is_unread = |found: &Finding| matches!(found.code.as_str(), NOT_UNDERSTOOD | TOO_DEEP);
-    let unread = length > parse::MAX_PARSED_BYTES || judge.findings.iter().any(is_unread);
-    match judge.seen {
+    let unread = length > parse::MAX_PARSED_BYTES || classifier.findings.iter().any(is_unread);
+    match classifier.seen {
         _ if unread => StdinUse::Commands,
         ScriptActions { shell_reads: true, .. } | ScriptActions { dynamic_program: true, .. } => StdinUse::Commands,
         ScriptActions { interpreter_reads: true, .. } => StdinUse::Program,
@@ -136,63 +136,63 @@ pub fn is_understood(assessment: &Assessment) -> bool {
 
 /// Assesses a script as passed to `bash -c`. Never fails: unparsable text is `ask`.
 pub fn assess_script(script: &[u8], context: &CommandContext) -> Assessment {
-    judge_script(script, context).assessment
+    classify_script(script, context).assessment
 }
 
 /// Assesses a program and its arguments, which no shell expands. Spans refer to the arguments
 /// joined by single spaces.
 pub fn assess_argv(argv: &[RawText], context: &CommandContext) -> Assessment {
-    judge_argv(argv, context).assessment
+    classify_argv(argv, context).assessment
 }
 
 /// Does the same as [`assess_script`], and returns the settings that the run must carry.
-pub fn judge_script(script: &[u8], context: &CommandContext) -> CommandClassification {
+pub fn classify_script(script: &[u8], context: &CommandContext) -> CommandClassification {
     finish_assessment(walk_text(script, context), script.len())
 }
 
 /// Walks over a script.
 fn walk_text<'c>(script: &[u8], context: &'c CommandContext) -> Classifier<'c> {
-    let mut judge = Classifier::new(context);
-    judge.findings = text::text_findings(script, true);
+    let mut classifier = Classifier::new(context);
+    classifier.findings = text::text_findings(script, true);
     let whole = (0, script.len());
     let parsed = if script.len() > parse::MAX_PARSED_BYTES {
-        judge.record_ask("too-long", "Too long to be read.", whole);
+        classifier.record_ask("too-long", "Too long to be read.", whole);
         None
-    } else if crude::is_too_deep(script) {
-        judge.record_ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
+    } else if fallback_scan::is_too_deep(script) {
+        classifier.record_ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
         None
     } else {
-        let parsed = parse::parse_script(script, &judge.budget).ok();
+        let parsed = parse::parse_script(script, &classifier.budget).ok();
         if parsed.is_none() {
-            judge.record_ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
+            classifier.record_ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
         }
         parsed
     };
     match parsed {
         Some(statements) => {
             if statements.is_empty() {
-                judge.record_ask("empty", "Nothing to run.", whole);
+                classifier.record_ask("empty", "Nothing to run.", whole);
             }
-            judge.walk_block(&statements, &DataFlow::default());
-            if judge.is_cut_short() {
-                crude::scan_text(&mut judge, script);
+            classifier.walk_block(&statements, &DataFlow::default());
+            if classifier.is_cut_short() {
+                fallback_scan::scan_text(&mut classifier, script);
             }
         }
-        None => crude::scan_text(&mut judge, script),
+        None => fallback_scan::scan_text(&mut classifier, script),
     }
-    rules::judge_whole(&mut judge, (0, script.len()));
-    judge
+    rules::classify_whole(&mut classifier, (0, script.len()));
+    classifier
 }
 
 /// Does the same as [`assess_argv`], and returns the settings that the run must carry.
-pub fn judge_argv(argv: &[RawText], context: &CommandContext) -> CommandClassification {
-    let (judge, length) = walked_argv(argv, context);
-    finish_assessment(judge, length)
+pub fn classify_argv(argv: &[RawText], context: &CommandContext) -> CommandClassification {
+    let (classifier, length) = walked_argv(argv, context);
+    finish_assessment(classifier, length)
 }
 
 /// Walks over arguments; also returns their total length.
 fn walked_argv<'c>(argv: &[RawText], context: &'c CommandContext) -> (Classifier<'c>, usize) {
-    let mut judge = Classifier::new(context);
+    let mut classifier = Classifier::new(context);
     let mut joined = Vec::new();
     let mut arguments = Vec::with_capacity(argv.len().min(MAX_ARGUMENT_BYTES));
     for argument in argv {
@@ -206,34 +206,34 @@ fn walked_argv<'c>(argv: &[RawText], context: &'c CommandContext) -> (Classifier
         joined.push(b' ');
     }
     joined.pop();
-    judge.findings = text::text_findings(&joined, false);
+    classifier.findings = text::text_findings(&joined, false);
     let whole = (0, joined.len());
     if arguments.first().is_none_or(|first| first.atoms.is_empty()) {
-        judge.record_ask("empty", "Nothing to run.", whole);
+        classifier.record_ask("empty", "Nothing to run.", whole);
     } else if joined.len() > MAX_ARGUMENT_BYTES {
-        judge.record_ask("too-long", "Too long to be read.", whole);
-        long_arguments(&mut judge, arguments, &joined);
+        classifier.record_ask("too-long", "Too long to be read.", whole);
+        long_arguments(&mut classifier, arguments, &joined);
     } else {
-        judge.classify_command(arguments, DataFlow::default(), whole);
+        classifier.classify_command(arguments, DataFlow::default(), whole);
     }
-    rules::judge_whole(&mut judge, whole);
-    (judge, joined.len())
+    rules::classify_whole(&mut classifier, whole);
+    (classifier, joined.len())
 }
 
 /// Looks for literal denials: in the first arguments, and for a shell in its whole script.
-fn long_arguments(judge: &mut Classifier, mut arguments: Vec<ExpandedArgument>, joined: &[u8]) {
+fn long_arguments(classifier: &mut Classifier, mut arguments: Vec<ExpandedArgument>, joined: &[u8]) {
     let name = arguments.first().map(ExpandedArgument::display_bytes).unwrap_or_default();
     if rules::code::is_shell(name.rsplit(|b| *b == b'/').next().unwrap_or_default()) {
-        crude::scan_text(judge, joined);
+        fallback_scan::scan_text(classifier, joined);
     }
-    let mut left = MAX_ARGUMENT_BYTES / 4;
+    let mut atom_budget = MAX_ARGUMENT_BYTES / 4;
     for argument in &mut arguments {
-        argument.atoms.truncate(left);
-        left -= argument.atoms.len();
+        argument.atoms.truncate(atom_budget);
+        atom_budget -= argument.atoms.len();
     }
     arguments.truncate(MAX_ARGUMENT_BYTES / 64);
-    rules::code::denials_only(judge, |judge| {
-        judge.classify_command(arguments, DataFlow::default(), (0, joined.len()));
+    rules::code::denials_only(classifier, |classifier| {
+        classifier.classify_command(arguments, DataFlow::default(), (0, joined.len()));
     });
 }
 
@@ -247,24 +247,24 @@ fn repository_configuration(length: usize) -> Finding {
     }
 }
 
-fn finish_assessment(judge: Classifier, length: usize) -> CommandClassification {
-    let mut findings: Vec<Finding> = judge.findings;
+fn finish_assessment(classifier: Classifier, length: usize) -> CommandClassification {
+    let mut findings: Vec<Finding> = classifier.findings;
     // With bytes that are not text, the parser counts beyond the end.
     for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
         *span = TextSpan { start: span.start.min(length), end: span.end.min(length) };
     }
     // For a run that is not `allow`, repository settings are not neutralised. They are only
     // checked, if that is sufficient.
-    let looked_at = SanitizeSettings::looked_at(&judge.neutralised);
-    if !judge.neutralised.is_empty() && looked_at.is_none() && findings.iter().any(|f| f.tier == Tier::Ask) {
+    let looked_at = SanitizeSettings::looked_at(&classifier.sanitized);
+    if !classifier.sanitized.is_empty() && looked_at.is_none() && findings.iter().any(|f| f.tier == Tier::Ask) {
         findings.push(repository_configuration(length));
     }
     findings.sort_by_key(|f| f.span.map_or((0, 0), |TextSpan { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
     let neutralisation = match tier {
-        Tier::Allow => SanitizeSettings::from_sets(&judge.neutralised),
+        Tier::Allow => SanitizeSettings::from_sets(&classifier.sanitized),
         Tier::Ask => SanitizeSettings {
-            absent: judge.seen.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
+            absent: classifier.seen.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
             ..looked_at.unwrap_or_default()
         },
         Tier::Deny => SanitizeSettings::default(),
@@ -272,7 +272,7 @@ fn finish_assessment(judge: Classifier, length: usize) -> CommandClassification 
     // A command that is not known to read only may change the workspace.
     let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
     let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
-    let capabilities = judge.capabilities.into_iter().collect();
-    let effects = judge.effects.iter().filter_map(|(code, program)| EffectUse::new(code, program)).collect();
+    let capabilities = classifier.capabilities.into_iter().collect();
+    let effects = classifier.effects.iter().filter_map(|(code, program)| EffectUse::new(code, program)).collect();
     CommandClassification { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation, effects }
 }

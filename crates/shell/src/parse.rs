@@ -378,9 +378,9 @@ impl<'a> ScriptLowering<'a> {
         let text = self.node_text(node);
         let width = if text.starts_with(b"[[") { 2 } else { 1 };
         let blank = |byte: Option<&u8>| byte.is_some_and(|b| matches!(b, b' ' | b'\t' | b'\n'));
-        let apart = blank(text.get(width)) && blank(text.len().checked_sub(width + 1).and_then(|i| text.get(i)));
+        let has_blanks = blank(text.get(width)) && blank(text.len().checked_sub(width + 1).and_then(|i| text.get(i)));
         let ends = self.source.get(node.end_byte()).is_none_or(|b| b" \t\n;&|)".contains(b));
-        apart && ends && !self.has_operator(node, width == 1)
+        has_blanks && ends && !self.has_operator(node, width == 1)
     }
 
     /// Returns whether a test contains a token that ends it for the shell. `[` is an ordinary

@@ -48,29 +48,29 @@ pub(crate) enum WriteTarget {
 /// every possible expansion.
 fn covers_path(pattern: &str, path: &[u8]) -> bool {
     let mut rest = path;
-    pattern.as_bytes().split(|b| *b == b'/').filter(|wanted| !wanted.is_empty()).all(|wanted| {
+    pattern.as_bytes().split(|b| *b == b'/').filter(|pattern_name| !pattern_name.is_empty()).all(|pattern_name| {
         let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
         let name = rest[start..].split(|b| *b == b'/').next().unwrap_or_default();
         rest = &rest[start + name.len()..];
-        !name.is_empty() && name_covered(wanted, name)
+        !name.is_empty() && name_covered(pattern_name, name)
     })
 }
 
 /// Returns whether a name is, or with wildcards could be, the wanted name. There are many patterns,
 /// and most differ in the first letter.
-fn name_covered(wanted: &[u8], name: &[u8]) -> bool {
-    let differ = wanted[0] != b'*' && !is_wildcard(name[0]) && !wanted[0].eq_ignore_ascii_case(&name[0]);
-    !differ && (name_matches(wanted, name) || wildcard_could_be(name, wanted))
+fn name_covered(pattern_name: &[u8], name: &[u8]) -> bool {
+    let differ = pattern_name[0] != b'*' && !is_wildcard(name[0]) && !pattern_name[0].eq_ignore_ascii_case(&name[0]);
+    !differ && (name_matches(pattern_name, name) || wildcard_could_be(name, pattern_name))
 }
 
 fn is_wildcard(byte: u8) -> bool {
     matches!(byte, b'*' | b'?' | b'[')
 }
 
-/// Returns whether a name with wildcards, not a bare `*`, could expand to `wanted`.
-fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
+/// Returns whether a name with wildcards, not a bare `*`, could expand to `pattern_name`.
+fn wildcard_could_be(name: &[u8], pattern_name: &[u8]) -> bool {
     let glob = name.iter().copied().any(is_wildcard);
-    glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, wanted, true)
+    glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, pattern_name, true)
 }
 
 fn strip_base<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {

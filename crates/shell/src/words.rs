@@ -262,8 +262,8 @@ fn atoms_are(atoms: &[WordAtom], text: &[u8]) -> bool {
     atoms.iter().zip(text).all(|(a, t)| matches!(a, WordAtom::Byte { byte, .. } if byte == t))
 }
 
-fn is_unquoted(atom: &WordAtom, wanted: u8) -> bool {
-    matches!(atom, WordAtom::Byte { byte, quoted: false } if *byte == wanted)
+fn is_unquoted(atom: &WordAtom, expected: u8) -> bool {
+    matches!(atom, WordAtom::Byte { byte, quoted: false } if *byte == expected)
 }
 
 /// Brace expansion as in bash(1).

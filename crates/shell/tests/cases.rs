@@ -80,12 +80,12 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
-fn context(neutralised: bool) -> CommandContext {
-    context_at("/home/dev", "/home/dev/proj", neutralised)
+fn context(sanitized: bool) -> CommandContext {
+    context_at("/home/dev", "/home/dev/proj", sanitized)
 }
 
-fn context_at(home: &str, workspace: &str, neutralised: bool) -> CommandContext {
-    CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised }
+fn context_at(home: &str, workspace: &str, sanitized: bool) -> CommandContext {
+    CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), sanitized }
 }
 
 struct Figures {
@@ -105,8 +105,8 @@ fn assess_timed(command: &[u8], context: &CommandContext) -> (Assessment, Durati
     if first.1 <= second.1 { first } else { second }
 }
 
-fn measure(neutralised: bool) -> Figures {
-    let context = context(neutralised);
+fn measure(sanitized: bool) -> Figures {
+    let context = context(sanitized);
     let mut figures = Figures {
         unsafe_allows: Vec::new(),
         hits: [(0, 0); 3],
@@ -198,12 +198,12 @@ fn further_lines_are_answered_as_told() {
     for line in further() {
         let answered = line.answered.as_ref().map_or(line.tier, |(tier, _)| *tier);
         assert!(answered != Tier::Allow || line.tier == Tier::Allow, "never agreed to: {}", line.command);
-        let told = assess_script(&decode(&line.command), &context).tier;
+        let found_tier = assess_script(&decode(&line.command), &context).tier;
         let slot = &mut hits[line.tier as usize];
         slot.1 += 1;
-        slot.0 += usize::from(told == line.tier);
-        if told != answered {
-            faults.push(format!("{} is {:?}, answered {told:?}", line.command, line.tier));
+        slot.0 += usize::from(found_tier == line.tier);
+        if found_tier != answered {
+            faults.push(format!("{} is {:?}, answered {found_tier:?}", line.command, line.tier));
         }
     }
     println!("further lines: allow {:?}, ask {:?}, deny {:?}", hits[0], hits[1], hits[2]);
@@ -270,11 +270,11 @@ fn the_tier_does_not_depend_on_where_the_workspace_lies() {
         if ["..", "/home/", "/root", "/tmp", "OLDPWD"].iter().any(|name| text.contains(name)) {
             continue;
         }
-        let wanted = assess_script(&case.command, &usual).tier;
+        let expected = assess_script(&case.command, &usual).tier;
         for ((home, workspace), place) in PLACES.iter().zip(&places) {
-            let got = assess_script(&case.command, place).tier;
-            if wanted != got {
-                let _ = writeln!(differ, "{workspace} {home} {} {wanted:?} {got:?} {text:.60?}", case.id);
+            let actual = assess_script(&case.command, place).tier;
+            if expected != actual {
+                let _ = writeln!(differ, "{workspace} {home} {} {expected:?} {actual:?} {text:.60?}", case.id);
             }
         }
     }

@@ -12,7 +12,7 @@ fn context() -> CommandContext {
         cwd: "/home/dev/proj".into(),
         home: "/home/dev".into(),
         workspace: "/home/dev/proj".into(),
-        neutralised: true,
+        sanitized: true,
     }
 }
 
@@ -34,7 +34,7 @@ fn rows() -> Vec<(Impact, String)> {
 }
 
 /// The findings that the impact comes from.
-fn told(assessment: &Assessment) -> Vec<&str> {
+fn finding_reasons(assessment: &Assessment) -> Vec<&str> {
     let telling = assessment.findings.iter().filter(|found| found.impact == assessment.impact);
     telling.map(|found| found.code.as_str()).collect()
 }
@@ -46,9 +46,13 @@ fn the_agreed_impacts_hold() {
     for (impact, command) in &rows {
         let assessment = assess_script(command.as_bytes(), &context());
         if assessment.impact != *impact {
-            faults.push(format!("{command}: {impact:?}, answered {:?} {:?}", assessment.impact, told(&assessment)));
+            faults.push(format!(
+                "{command}: {impact:?}, answered {:?} {:?}",
+                assessment.impact,
+                finding_reasons(&assessment)
+            ));
         }
-        let has_reason = !told(&assessment).is_empty();
+        let has_reason = !finding_reasons(&assessment).is_empty();
         assert!(!assessment.impact.needs_consent() || has_reason, "no reason: {command}");
         assert_eq!(assessment.impact == Impact::Contained, assessment.tier == Tier::Allow, "{command}");
     }
@@ -88,9 +92,12 @@ fn code_in_the_text_is_told_as_that() {
         assess_script(command.as_bytes(), &context()).findings.into_iter().map(|found| found.message).collect()
     };
     for command in ["python3 -c 'print(1)'", "node -e 1", "perl -ne 'print' a.txt"] {
-        let told = messages(command);
-        assert!(told.iter().any(|message| message == "Runs code that is given in the text."), "{command}: {told:?}");
-        assert!(!told.iter().any(|message| message.contains("missing")), "{command}: {told:?}");
+        let finding_reasons = messages(command);
+        assert!(
+            finding_reasons.iter().any(|message| message == "Runs code that is given in the text."),
+            "{command}: {finding_reasons:?}"
+        );
+        assert!(!finding_reasons.iter().any(|message| message.contains("missing")), "{command}: {finding_reasons:?}");
     }
     assert!(messages("python3 x.py").iter().any(|message| message == "Runs code that is not in the text."));
     assert!(messages("python3").iter().any(|message| message.contains("missing")));

@@ -4,14 +4,14 @@ use stockade_model::RequestCommand;
 use stockade_shell::{CommandContext, StdinUse, assess_script, is_understood, stdin_use};
 
 fn context() -> CommandContext {
-    CommandContext { cwd: "/w".into(), home: "/home/u".into(), workspace: "/w".into(), neutralised: false }
+    CommandContext { cwd: "/w".into(), home: "/home/u".into(), workspace: "/w".into(), sanitized: false }
 }
 
 #[track_caller]
-fn check(command: &str, wanted: StdinUse) {
+fn check(command: &str, expected: StdinUse) {
     let words = RequestCommand::Argv(command.split(' ').map(Into::into).collect());
     for command in [words, RequestCommand::Script(command.into())] {
-        assert_eq!(stdin_use(&command, &context()), wanted, "{command:?}");
+        assert_eq!(stdin_use(&command, &context()), expected, "{command:?}");
     }
 }
 

@@ -47,7 +47,7 @@ pub struct SigningRules {
 
 #[derive(Clone, Debug)]
 struct GrantedKey {
-    wanted: SignUse,
+    key_use: SignUse,
     key: Vec<u8>,
     host_keys: Vec<Vec<u8>>,
 }
@@ -79,7 +79,7 @@ struct BoundSession {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentSignature {
     /// The grant that allowed it.
-    pub wanted: SignUse,
+    pub key_use: SignUse,
     /// The signed object.
     pub object: Vec<u8>,
 }
@@ -92,14 +92,14 @@ pub struct SigningRefusal {
     /// The rule that refuses it.
     pub rule: String,
     /// The grant that would allow it, if one can.
-    pub wanted: Option<SignUse>,
+    pub key_use: Option<SignUse>,
 }
 
 /// The agent of one run.
 #[derive(Debug)]
 pub struct AgentFilter {
     rules: SigningRules,
-    left: AtomicU32,
+    remaining: AtomicU32,
 }
 
 /// Answer to a message, with its event.
@@ -113,14 +113,14 @@ impl SigningRules {
         known: KnownHosts,
     ) -> Result<Self, UnmetGrantError> {
         let mut granted = Vec::with_capacity(uses.len());
-        for wanted in uses {
-            let identity = identities.iter().find(|identity| identity.fingerprint == *wanted.key());
-            let key = identity.ok_or_else(|| UnmetGrantError::Key(wanted.clone()))?.key.clone();
-            let host_keys = wanted.target().map(|target| known.keys_of(target)).unwrap_or_default();
-            if wanted.target().is_some() && host_keys.is_empty() {
-                return Err(UnmetGrantError::Server(wanted.clone()));
+        for key_use in uses {
+            let identity = identities.iter().find(|identity| identity.fingerprint == *key_use.key());
+            let key = identity.ok_or_else(|| UnmetGrantError::Key(key_use.clone()))?.key.clone();
+            let host_keys = key_use.target().map(|target| known.keys_of(target)).unwrap_or_default();
+            if key_use.target().is_some() && host_keys.is_empty() {
+                return Err(UnmetGrantError::Server(key_use.clone()));
             }
-            granted.push(GrantedKey { wanted: wanted.clone(), key, host_keys });
+            granted.push(GrantedKey { key_use: key_use.clone(), key, host_keys });
         }
         let present = identities.iter().map(|identity| identity.fingerprint.clone()).collect();
         Ok(Self { granted, present, known })
@@ -128,7 +128,7 @@ impl SigningRules {
 
     /// Returns the public key that signs for git, if there is only one.
     pub(crate) fn git_key(&self) -> Option<&[u8]> {
-        let mut keys = self.granted.iter().filter(|granted| *granted.wanted.purpose() == SignPurpose::Git);
+        let mut keys = self.granted.iter().filter(|granted| *granted.key_use.purpose() == SignPurpose::Git);
         let key = keys.next()?;
         keys.next().is_none().then_some(&key.key)
     }
@@ -144,7 +144,7 @@ impl SigningRules {
 impl AgentFilter {
     /// Creates an agent with these rules.
     pub fn new(rules: SigningRules) -> Self {
-        Self { rules, left: AtomicU32::new(MAX_SIGNATURES) }
+        Self { rules, remaining: AtomicU32::new(MAX_SIGNATURES) }
     }
 
     /// Answers one message.
@@ -197,7 +197,8 @@ impl AgentFilter {
             let rule = "a signature by RSA with SHA-1, or of a kind that is not known";
             return Err(Some(new_refusal(fingerprint.as_str(), rule)));
         }
-        let counted = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
+        let counted =
+            self.remaining.fetch_update(Ordering::AcqRel, Ordering::Acquire, |remaining| remaining.checked_sub(1));
         if counted.is_err() {
             return Err(Some(new_refusal(
                 fingerprint.as_str(),
@@ -225,9 +226,10 @@ impl AgentFilter {
         match SigningPayload::parse_payload(data) {
             Some(SigningPayload::Git { algorithm, digest }) => {
                 let object = format!("{algorithm}:{}", data_encoding::HEXLOWER.encode(digest)).into_bytes();
-                let found = granted.map(|granted| &granted.wanted).find(|wanted| *wanted.purpose() == SignPurpose::Git);
-                found.map(|wanted| AgentSignature { wanted: wanted.clone(), object }).ok_or_else(|| SigningRefusal {
-                    wanted: self.suggest_use(fingerprint, SignPurpose::Git),
+                let found =
+                    granted.map(|granted| &granted.key_use).find(|key_use| *key_use.purpose() == SignPurpose::Git);
+                found.map(|key_use| AgentSignature { key_use: key_use.clone(), object }).ok_or_else(|| SigningRefusal {
+                    key_use: self.suggest_use(fingerprint, SignPurpose::Git),
                     ..new_refusal(fingerprint.as_str(), "this key may not sign for git")
                 })
             }
@@ -235,14 +237,14 @@ impl AgentFilter {
                 let bound = bound_for(connection, &authentication, key)
                     .map_err(|rule| new_refusal(fingerprint.as_str(), rule))?;
                 let found = granted.filter(|granted| granted.host_keys.contains(&bound.host_key)).find_map(|granted| {
-                    let target = granted.wanted.target()?;
+                    let target = granted.key_use.target()?;
                     let object = [authentication.user, b"@", target.to_string().as_bytes()].concat();
-                    Some(AgentSignature { wanted: granted.wanted.clone(), object })
+                    Some(AgentSignature { key_use: granted.key_use.clone(), object })
                 });
                 found.ok_or_else(|| {
                     let server = self.rules.known.server_with(&bound.host_key);
                     SigningRefusal {
-                        wanted: server.and_then(|target| self.suggest_use(fingerprint, SignPurpose::Host(target))),
+                        key_use: server.and_then(|target| self.suggest_use(fingerprint, SignPurpose::Host(target))),
                         ..new_refusal(fingerprint.as_str(), "this key may not authenticate to this server")
                     }
                 })
@@ -268,7 +270,7 @@ fn failure_reply() -> FilterReply {
 }
 
 fn new_refusal(object: &str, rule: &str) -> SigningRefusal {
-    SigningRefusal { object: object.to_owned(), rule: rule.to_owned(), wanted: None }
+    SigningRefusal { object: object.to_owned(), rule: rule.to_owned(), key_use: None }
 }
 
 fn sign_request(body: &[u8]) -> Option<(&[u8], &[u8], u32)> {

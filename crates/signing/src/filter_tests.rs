@@ -59,12 +59,12 @@ fn last(filter: &AgentFilter, messages: &[Vec<u8>]) -> (u8, String) {
     let mut connection = AgentConnection::default();
     let mut last = (0, String::new());
     for message in messages {
-        let (answer, told) = filter.answer_message(&mut connection, message, &Willing);
-        let rule = match told {
+        let (answer, outcome) = filter.answer_message(&mut connection, message, &Willing);
+        let rule = match outcome {
             Some(Err(refused)) => format!(
                 "{}{}",
                 refused.rule,
-                refused.wanted.map(|wanted| format!(" | {}", wanted.into_grant())).unwrap_or_default()
+                refused.key_use.map(|key_use| format!(" | {}", key_use.into_grant())).unwrap_or_default()
             ),
             Some(Ok(signed)) => format!("signed {}", String::from_utf8_lossy(&signed.object)),
             None => String::new(),
@@ -91,15 +91,15 @@ fn only_granted_keys_are_listed() {
 fn a_key_for_git_signs_for_git_alone() {
     let filter = filter(&[used(1, "for git")]);
     let git = git_text(b"git", b"", b"sha256", &[0xab; 32]);
-    let (kind, said) = last(&filter, &[sign_message(1, &git)]);
-    assert_eq!((kind, said), (message::SIGN_RESPONSE, format!("signed sha256:{}", "ab".repeat(32))));
+    let (kind, reply_text) = last(&filter, &[sign_message(1, &git)]);
+    assert_eq!((kind, reply_text), (message::SIGN_RESPONSE, format!("signed sha256:{}", "ab".repeat(32))));
     let neither = "neither a signature of git nor the authentication to a server";
     for data in [git_text(b"file", b"", b"sha256", &[1; 32]), b"anything".to_vec(), Vec::new()] {
         assert_eq!(last(&filter, &[sign_message(1, &data)]), (message::FAILURE, neither.to_owned()));
     }
     let other = compute_fingerprint(&key(2)).unwrap();
-    let said = format!("this key may not sign for git | sign {other} for git");
-    assert_eq!(last(&filter, &[sign_message(2, &git)]), (message::FAILURE, said));
+    let reply_text = format!("this key may not sign for git | sign {other} for git");
+    assert_eq!(last(&filter, &[sign_message(2, &git)]), (message::FAILURE, reply_text));
     // A key that the user does not have is not suggested.
     assert_eq!(last(&filter, &[sign_message(3, &git)]), (message::FAILURE, "this key may not sign for git".to_owned()));
 }
@@ -200,7 +200,7 @@ fn signatures_of_a_run_are_bounded() {
 #[test]
 fn what_cannot_be_given_is_missing() {
     let known = KnownHosts::default();
-    let missing = |wanted: SignUse| SigningRules::new(&[wanted], &[identity(1)], known.clone()).unwrap_err();
+    let missing = |key_use: SignUse| SigningRules::new(&[key_use], &[identity(1)], known.clone()).unwrap_err();
     assert_eq!(missing(used(2, "for git")), UnmetGrantError::Key(used(2, "for git")));
     assert_eq!(missing(used(1, "to a.example")), UnmetGrantError::Server(used(1, "to a.example")));
 }

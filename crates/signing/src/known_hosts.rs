@@ -142,7 +142,9 @@ fn is_digest_of(hashed: &str, name: &str) -> Option<bool> {
 
 /// Matches `*` and `?` as in such files, ignoring letter case.
 fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
-    wildcard_matches(pattern, name, b'*', |wanted, found| wanted == b'?' || wanted.eq_ignore_ascii_case(&found))
+    wildcard_matches(pattern, name, b'*', |pattern_byte, found| {
+        pattern_byte == b'?' || pattern_byte.eq_ignore_ascii_case(&found)
+    })
 }
 
 #[cfg(test)]

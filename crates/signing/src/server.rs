@@ -121,7 +121,7 @@ impl AgentListener {
             filter: self.filter,
             ended: Arc::clone(&ended),
             connections: AtomicUsize::new(0),
-            told: Mutex::default(),
+            reports: Mutex::default(),
             sink: Box::new(sink),
         });
         let listener = self.listener;
@@ -133,14 +133,14 @@ impl AgentListener {
 
 fn unmet_grant_error(missing: UnmetGrantError) -> AgentError {
     match missing {
-        UnmetGrantError::Key(wanted) => AgentError::NoKey { grant: wanted.into_grant().to_string() },
-        UnmetGrantError::Server(wanted) => {
-            let command = match wanted.target() {
+        UnmetGrantError::Key(key_use) => AgentError::NoKey { grant: key_use.into_grant().to_string() },
+        UnmetGrantError::Server(key_use) => {
+            let command = match key_use.target() {
                 Some(target) if target.port == stockade_model::SSH_PORT => format!("ssh {}", target.host),
                 Some(target) => format!("ssh -p {} {}", target.port, target.host),
                 None => "ssh HOST".to_owned(),
             };
-            AgentError::UnknownServer { grant: wanted.into_grant().to_string(), command }
+            AgentError::UnknownServer { grant: key_use.into_grant().to_string(), command }
         }
     }
 }
@@ -178,7 +178,7 @@ struct AgentState {
     /// Readable when the run has ended.
     ended: Arc<OwnedFd>,
     connections: AtomicUsize,
-    told: Mutex<Vec<SigningRefusal>>,
+    reports: Mutex<Vec<SigningRefusal>>,
     sink: Box<dyn Fn(SigningEvent) + Send + Sync>,
 }
 
@@ -230,9 +230,9 @@ fn serve_connection(socket: OwnedFd, serving: &AgentState) {
     let keys = UpstreamAgent { agent: &serving.agent, end: serving.ended.as_fd() };
     let mut connection = AgentConnection::default();
     while let Ok(Some(message)) = link.read_message(Instant::now() + IDLE_TIMEOUT) {
-        let (answer, told) = serving.filter.answer_message(&mut connection, &message, &keys);
+        let (answer, report) = serving.filter.answer_message(&mut connection, &message, &keys);
         // Reported before the answer, so that later actions of the run follow it in the audit log.
-        match told {
+        match report {
             Some(Ok(signed)) => (serving.sink)(SigningEvent::Signed(signed)),
             Some(Err(refused)) => serving.tell_refusal(refused),
             None => {}
@@ -245,9 +245,9 @@ fn serve_connection(socket: OwnedFd, serving: &AgentState) {
 
 impl AgentState {
     fn tell_refusal(&self, refused: SigningRefusal) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < MAX_REFUSALS && !told.contains(&refused) {
-            told.push(refused.clone());
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        if reports.len() < MAX_REFUSALS && !reports.contains(&refused) {
+            reports.push(refused.clone());
             (self.sink)(SigningEvent::Refused(refused));
         }
     }

@@ -16,7 +16,7 @@ use crate::wire::put_string;
 fn persons_agent(directory: &Path) -> (UserSshAgent, Receiver<Vec<u8>>) {
     let path = directory.join("agent");
     let listener = UnixListener::bind(&path).unwrap();
-    let (sender, asked) = channel();
+    let (sender, agent_requests) = channel();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             while let Some(question) = read(&mut stream) {
@@ -35,7 +35,7 @@ fn persons_agent(directory: &Path) -> (UserSshAgent, Receiver<Vec<u8>>) {
             }
         }
     });
-    (UserSshAgent::at_socket(path), asked)
+    (UserSshAgent::at_socket(path), agent_requests)
 }
 
 fn read(stream: &mut UnixStream) -> Option<Vec<u8>> {
@@ -63,21 +63,21 @@ struct Lab {
     directory: tempfile::TempDir,
     socket: Arc<OwnedFd>,
     handle: Option<AgentHandle>,
-    asked: Receiver<Vec<u8>>,
-    told: Receiver<SigningEvent>,
+    agent_requests: Receiver<Vec<u8>>,
+    events: Receiver<SigningEvent>,
 }
 
 fn lab() -> Lab {
     let directory = tempfile::tempdir().unwrap();
-    let (agent, asked) = persons_agent(directory.path());
-    let wanted =
+    let (agent, agent_requests) = persons_agent(directory.path());
+    let grant_text =
         format!("{} for git", compute_fingerprint(&TestKey::new(1).public_key_bytes()).unwrap()).parse().unwrap();
-    let listener = AgentListener::prepare_agent(&[wanted], agent, (directory.path(), directory.path())).unwrap();
+    let listener = AgentListener::prepare_agent(&[grant_text], agent, (directory.path(), directory.path())).unwrap();
     let socket = listener.socket();
-    let (sender, told) = channel();
+    let (sender, events) = channel();
     let handle = listener.start_serving(move |event| drop(sender.send(event))).unwrap();
-    assert_eq!(asked.recv().unwrap(), [message::REQUEST_IDENTITIES]);
-    Lab { directory, socket, handle: Some(handle), asked, told }
+    assert_eq!(agent_requests.recv().unwrap(), [message::REQUEST_IDENTITIES]);
+    Lab { directory, socket, handle: Some(handle), agent_requests, events }
 }
 
 fn sign_git() -> Vec<u8> {
@@ -99,13 +99,13 @@ fn the_socket_has_no_name_and_the_agent_of_the_person_is_asked_for_signatures_al
         let expected = if kind == message::REQUEST_IDENTITIES { message::IDENTITIES_ANSWER } else { message::FAILURE };
         assert_eq!(read(&mut stream).unwrap()[0], expected, "{kind}");
     }
-    assert!(lab.asked.try_recv().is_err());
+    assert!(lab.agent_requests.try_recv().is_err());
     write(&mut stream, &sign_git());
     assert_eq!(read(&mut stream).unwrap()[0], message::SIGN_RESPONSE);
-    assert_eq!(lab.asked.recv().unwrap(), sign_git());
-    let told: Vec<_> = lab.told.try_iter().collect();
-    assert_eq!(told.iter().filter(|event| matches!(event, SigningEvent::Refused(_))).count(), 4);
-    assert!(matches!(told.last(), Some(SigningEvent::Signed(_))));
+    assert_eq!(lab.agent_requests.recv().unwrap(), sign_git());
+    let events: Vec<_> = lab.events.try_iter().collect();
+    assert_eq!(events.iter().filter(|event| matches!(event, SigningEvent::Refused(_))).count(), 4);
+    assert!(matches!(events.last(), Some(SigningEvent::Signed(_))));
 }
 
 #[test]
@@ -160,16 +160,16 @@ fn nothing_answers_once_the_run_is_over() {
 #[test]
 fn what_cannot_be_given_is_said_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
-    let (agent, _asked) = persons_agent(directory.path());
+    let (agent, _agent_requests) = persons_agent(directory.path());
     let key = |seed| compute_fingerprint(&TestKey::new(seed).public_key_bytes()).unwrap();
-    let prepare = |wanted: String, agent: &UserSshAgent| {
-        let uses = [wanted.parse().unwrap()];
+    let prepare = |grant_text: String, agent: &UserSshAgent| {
+        let uses = [grant_text.parse().unwrap()];
         AgentListener::prepare_agent(&uses, agent.clone(), (directory.path(), directory.path()))
             .unwrap_err()
             .to_string()
     };
     let none = UserSshAgent::at_socket(directory.path().join("none"));
-    for (said, hint) in [
+    for (error_text, hint) in [
         (prepare(format!("{} for git", key(2)), &agent), "hint: add it: ssh-add"),
         (
             prepare(format!("{} to a.example:2222", key(1)), &agent),
@@ -177,6 +177,6 @@ fn what_cannot_be_given_is_said_with_what_to_do() {
         ),
         (prepare(format!("{} for git", key(1)), &none), "hint: start one and add a key"),
     ] {
-        assert!(said.contains(hint), "{said}");
+        assert!(error_text.contains(hint), "{error_text}");
     }
 }

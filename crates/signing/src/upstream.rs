@@ -214,10 +214,10 @@ impl MessageSocket<'_> {
         Ok(filled)
     }
 
-    fn wait_until_ready(&self, wanted: PollFlags, deadline: Instant) -> Result<(), Errno> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        let mut waited = vec![PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)];
+    fn wait_until_ready(&self, poll_flags: PollFlags, deadline: Instant) -> Result<(), Errno> {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(remaining).map_err(|_| Errno::INVAL)?;
+        let mut waited = vec![PollFd::from_borrowed_fd(self.socket.as_fd(), poll_flags)];
         waited.extend(self.end.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
         match poll(&mut waited, Some(&timeout)) {
             Ok(0) => Err(Errno::TIMEDOUT),

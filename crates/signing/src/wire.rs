@@ -41,8 +41,8 @@ impl<'a> SshWireReader<'a> {
     }
 
     /// Reads exactly these bytes.
-    pub(crate) fn expect_bytes(&mut self, wanted: &[u8]) -> Option<()> {
-        (self.take_bytes(wanted.len())? == wanted).then_some(())
+    pub(crate) fn expect_bytes(&mut self, expected: &[u8]) -> Option<()> {
+        (self.take_bytes(expected.len())? == expected).then_some(())
     }
 
     /// Checks that no bytes are left.

@@ -100,7 +100,7 @@ impl CommitContext<'_> {
         Ok(WorkspaceEntry { path, directory, name, there })
     }
 
-    fn in_depot(&self, slot: &str, path: &Path) -> Result<Option<TreeObject>, PathError> {
+    fn find_in_slot(&self, slot: &str, path: &Path) -> Result<Option<TreeObject>, PathError> {
         TreeObject::open_entry(self.depot, OsStr::new(slot)).at_path(path)
     }
 
@@ -113,7 +113,7 @@ impl CommitContext<'_> {
                 self.must_be_old(&place, &name, old)
             }
             None => Ok(()),
-            Some(_) if self.in_depot(&name, path)?.is_some() => Ok(()),
+            Some(_) if self.find_in_slot(&name, path)?.is_some() => Ok(()),
             Some(_) => Err(concurrent_change_error(path)),
         }
     }
@@ -121,7 +121,7 @@ impl CommitContext<'_> {
     /// Checks a removed object again in the commit area, out of reach of other processes. Between
     /// the check and the move another process may have changed it, or put an entry in it.
     fn must_be_old(&self, place: &WorkspaceEntry<'_>, slot: &str, old: &ChangeMark) -> Result<(), PathError> {
-        let moved = self.in_depot(slot, place.path)?;
+        let moved = self.find_in_slot(slot, place.path)?;
         let moved = moved.ok_or_else(|| PathError::new(place.path, Errno::NOENT))?;
         if is_the_same(&moved, old) && !self.holds_newer(&moved, place.path, 0)? {
             return Ok(());
@@ -163,7 +163,7 @@ impl CommitContext<'_> {
         if place.has_inode(new) {
             return Ok(());
         }
-        if self.in_depot(&name, path)?.is_none_or(|object| object.inode() != new) {
+        if self.find_in_slot(&name, path)?.is_none_or(|object| object.inode() != new) {
             return Err(PathError::from_reason(path, "its new content is gone"));
         }
         let Some(there) = &place.there else {
@@ -185,7 +185,7 @@ impl CommitContext<'_> {
             Err(errno) => return Err(PathError::new(path, errno)),
         }
         // Between the check and the exchange another process may have put a different object.
-        let came_out = self.in_depot(&name, path)?;
+        let came_out = self.find_in_slot(&name, path)?;
         if !came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
             place.exchange_with_slot(self.depot, &name).at_path(path)?;
             return Err(concurrent_change_error(path));
@@ -228,7 +228,7 @@ impl CommitContext<'_> {
         let Some(old) = old else {
             return if place.has_inode(new) { place.move_to(self.depot, &name) } else { Ok(()) };
         };
-        if self.in_depot(&old_slot_name(slot), path)?.is_some() {
+        if self.find_in_slot(&old_slot_name(slot), path)?.is_some() {
             if place.has_inode(new) {
                 place.move_to(self.depot, &name)?;
                 watch.on_point(CommitPoint::Aside).at_path(path)?;
@@ -238,7 +238,7 @@ impl CommitContext<'_> {
         if !place.has_inode(new) {
             return Ok(());
         }
-        match self.in_depot(&name, path)? {
+        match self.find_in_slot(&name, path)? {
             Some(object) if object.inode() == old.inode => place.exchange_with_slot(self.depot, &name).at_path(path),
             // Another process had removed the old object.
             _ => place.move_to(self.depot, &name),
@@ -247,8 +247,8 @@ impl CommitContext<'_> {
 
     fn put_back(&self, path: &Path, slot: &str, inode: u64) -> Result<(), PathError> {
         let place = self.open_entry(path)?;
-        let kept = self.in_depot(slot, path)?.is_some_and(|object| object.inode() == inode);
-        if kept && place.there.is_none() { place.take_from(self.depot, slot) } else { Ok(()) }
+        let is_in_slot = self.find_in_slot(slot, path)?.is_some_and(|object| object.inode() == inode);
+        if is_in_slot && place.there.is_none() { place.take_from(self.depot, slot) } else { Ok(()) }
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> Result<(), PathError> {
@@ -268,12 +268,12 @@ impl CommitContext<'_> {
 
 /// Sets the given metadata, the time last because every other change updates it.
 pub(super) fn apply_settings(object: &TreeObject, settings: &ObjectMetadata) -> Result<(), Errno> {
-    if let Some(wanted) = &settings.attributes {
+    if let Some(attributes_after) = &settings.attributes {
         let present = object.read_attributes()?;
-        for (name, _) in present.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+        for (name, _) in present.iter().filter(|(name, _)| !attributes_after.iter().any(|(other, _)| other == name)) {
             object.remove_attribute(name.as_bytes())?;
         }
-        for (name, value) in wanted.iter().filter(|pair| !present.contains(pair)) {
+        for (name, value) in attributes_after.iter().filter(|pair| !present.contains(pair)) {
             object.set_attribute(name.as_bytes(), value.as_bytes())?;
         }
     }

@@ -34,13 +34,13 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub(super) struct ObjectBuilder<'a> {
     pub upper: BorrowedFd<'a>,
     pub workspace: BorrowedFd<'a>,
-    pub depot: BorrowedFd<'a>,
+    pub commit_area: BorrowedFd<'a>,
     /// True if the commit area shares a filesystem with the stage.
     pub links: bool,
     /// True if nothing of the stage is left afterwards.
     pub is_whole: bool,
     /// Paths to make, with the directories above them.
-    pub wanted: &'a BTreeSet<PathBuf>,
+    pub target_paths: &'a BTreeSet<PathBuf>,
     /// For each inode of a staged file: a name in the workspace with the same content.
     pub unchanged_names: &'a HashMap<u64, PathBuf>,
     pub watch: &'a mut dyn CommitObserver,
@@ -61,19 +61,19 @@ pub(super) struct CommitSlot {
 
 impl<'a> ObjectBuilder<'a> {
     pub fn new(
-        (upper, workspace, depot): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
+        (upper, workspace, commit_area): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
         (links, is_whole): (bool, bool),
-        wanted: &'a BTreeSet<PathBuf>,
+        target_paths: &'a BTreeSet<PathBuf>,
         unchanged_names: &'a HashMap<u64, PathBuf>,
         watch: &'a mut dyn CommitObserver,
     ) -> Self {
         Self {
             upper,
             workspace,
-            depot,
+            commit_area,
             links,
             is_whole,
-            wanted,
+            target_paths,
             unchanged_names,
             watch,
             made: HashMap::new(),
@@ -94,10 +94,10 @@ impl<'a> ObjectBuilder<'a> {
         let number = self.reserve_slot();
         let staged = TreeObject::open_beneath(self.upper, path).at_path(path)?;
         let staged = staged.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
-        let depot = self.depot;
+        let commit_area = self.commit_area;
         let name = slot_name(number);
-        let settings = self.make_object(staged, path, depot, OsStr::new(&name))?;
-        let object = TreeObject::open_entry(depot, OsStr::new(&name)).at_path(path)?;
+        let settings = self.make_object(staged, path, commit_area, OsStr::new(&name))?;
+        let object = TreeObject::open_entry(commit_area, OsStr::new(&name)).at_path(path)?;
         let object = object.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
         if let Some(settings) = &settings {
             let open = ObjectMetadata { mode: settings.mode.map(|mode| mode | 0o700), ..settings.clone() };
@@ -121,7 +121,7 @@ impl<'a> ObjectBuilder<'a> {
         }?;
         self.built += 1;
         self.watch.on_point(CommitPoint::Built).at_path(path)?;
-        self.watch.on_progress(self.built, self.wanted.len().max(self.built));
+        self.watch.on_progress(self.built, self.target_paths.len().max(self.built));
         Ok(made)
     }
 
@@ -138,7 +138,7 @@ impl<'a> ObjectBuilder<'a> {
         copy_owner(&made, &staged.object).at_path(path)?;
         for inner in list_entry_names(staged.object.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&inner));
-            if !self.wanted.contains(&path) {
+            if !self.target_paths.contains(&path) {
                 continue;
             }
             let Some(object) = TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&inner)).at_path(&path)?
@@ -222,9 +222,10 @@ impl<'a> ObjectBuilder<'a> {
                 );
                 opened.is_ok_and(|file| fsync(file).is_ok())
             });
-        let depot = openat(self.depot, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let depot = depot.at_path(path)?;
-        if flushed_singly { fsync(depot) } else { syncfs(depot) }.at_path(path)
+        let commit_area =
+            openat(self.commit_area, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let commit_area = commit_area.at_path(path)?;
+        if flushed_singly { fsync(commit_area) } else { syncfs(commit_area) }.at_path(path)
     }
 }
 

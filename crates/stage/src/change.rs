@@ -372,13 +372,13 @@ impl ReadableDirectory {
         if rustix::process::geteuid().is_root() {
             return Ok(Self { object, mode, opened: false });
         }
-        let kept = match object.read_attribute(MODE_ATTRIBUTE) {
+        let stored_mode = match object.read_attribute(MODE_ATTRIBUTE) {
             Err(Errno::ACCESS) => None,
             other => other?,
         };
-        let kept = kept.and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
-        let mode = kept.unwrap_or(mode);
-        let opened = mode & 0o500 != 0o500 && kept.is_none();
+        let stored_mode = stored_mode.and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
+        let mode = stored_mode.unwrap_or(mode);
+        let opened = mode & 0o500 != 0o500 && stored_mode.is_none();
         if opened {
             object.set_mode(mode | 0o700)?;
             object.set_attribute(MODE_ATTRIBUTE, &mode.to_le_bytes())?;

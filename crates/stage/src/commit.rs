@@ -17,13 +17,13 @@ use stockade_model::{RawText, StageId};
 
 use super::apply::{CommitContext, carry_out_steps, undo_steps};
 use super::change::{StageChange, StageChanges, compare_trees};
+use super::commit_area::{COMMIT_AREA, CommitArea, clear_depots};
 use super::conflict::{ConflictCheck, StageConflict};
-use super::depot::{COMMIT_AREA, CommitArea, clear_depots};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
 use super::journal::{self, CommitState, StageJournal};
-use super::place::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
+use super::stage_directory::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::watch::{CommitObserver, CommitPoint, SilentObserver};
 
 /// Most directories that are flushed one by one.
@@ -97,7 +97,7 @@ impl OpenStage {
 
     fn conflicts_of(&self, changes: &[&StageChange]) -> Result<Vec<StageConflict>, PathError> {
         let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace().map_err(stage_path_error)?);
-        let judge = ConflictCheck::new(self)?;
+        let conflict_check = ConflictCheck::new(self)?;
         let mut found = Vec::new();
         for change in changes {
             let staged = match change.staged {
@@ -105,7 +105,7 @@ impl OpenStage {
                 None => None,
             };
             let present = TreeObject::open_beneath(lower.as_fd(), &change.path).at_path(&change.path)?;
-            found.extend(judge.find_conflict(change, staged.as_ref(), present.as_ref())?);
+            found.extend(conflict_check.find_conflict(change, staged.as_ref(), present.as_ref())?);
         }
         Ok(found)
     }
@@ -125,7 +125,7 @@ impl OpenStage {
     /// [`StageCommitError`]; the workspace is unchanged, unless the error reports otherwise.
     pub fn commit_changes(
         self,
-        wanted: &CommitRequest,
+        request: &CommitRequest,
         watch: &mut dyn CommitObserver,
     ) -> Result<CommitResult, StageCommitError> {
         if journal::is_there(self.directory.as_fd()) {
@@ -136,8 +136,8 @@ impl OpenStage {
         }
         let all = self.read_changes()?;
         let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);
-        let guard = CommitGuard::new(&self, &wanted.agreed, upper.as_fd(), lower.as_fd())?;
-        let chosen = select_changes(&all, &wanted.paths, &guard)?;
+        let guard = CommitGuard::new(&self, &request.agreed, upper.as_fd(), lower.as_fd())?;
+        let chosen = select_changes(&all, &request.paths, &guard)?;
         let checked = file_time_now();
         let conflicts = self.conflicts_of(&chosen.changes)?;
         if !conflicts.is_empty() {
@@ -155,11 +155,11 @@ impl OpenStage {
             .on_point(CommitPoint::Depot)
             .at_path(Path::new(COMMIT_AREA))
             .and_then(|()| {
-                prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch)
+                prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&request.paths, self.meta.began), watch)
             })
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
-                let agreed = wanted.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
+                let agreed = request.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
                 let journal = StageJournal { depot: depot.place, checked, steps, settled, agreed, is_all };
                 watch.on_point(CommitPoint::Ready).at_path(Path::new(COMMIT_AREA))?;
                 journal::record_decision(&self, &journal)?;
@@ -173,7 +173,7 @@ impl OpenStage {
                 return Err(StageCommitError::Prepare(error));
             }
         };
-        let stays = looks_again(&guard, &journal);
+        let stays = make_recheck(&guard, &journal);
         let ground = CommitContext { workspace: lower.as_fd(), depot: depot.directory.as_fd(), checked, stays: &stays };
         let done = watch
             .on_point(CommitPoint::Decided)
@@ -243,7 +243,7 @@ impl OpenStage {
             let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);
             let agreed: Vec<PathBuf> = journal.agreed.iter().map(|path| path.as_path().to_owned()).collect();
             let guard = CommitGuard::new(&self, &agreed, upper.as_fd(), lower.as_fd())?;
-            let stays = looks_again(&guard, &journal);
+            let stays = make_recheck(&guard, &journal);
             let depot = CommitArea::open_interrupted(&self, lower.as_fd(), journal.depot)?;
             let depot = depot.directory.as_fd();
             let ground = CommitContext { workspace: lower.as_fd(), depot, checked: journal.checked, stays: &stays };
@@ -269,14 +269,14 @@ pub(super) fn stage_path_error(error: StageError) -> PathError {
 
 /// Returns a function that checks again the object that a step just put at a path, with its
 /// content.
-fn looks_again(guard: &CommitGuard<'_>, journal: &StageJournal) -> impl Fn(&Path, bool) -> Result<(), PathError> {
+fn make_recheck(guard: &CommitGuard<'_>, journal: &StageJournal) -> impl Fn(&Path, bool) -> Result<(), PathError> {
     let settled: BTreeSet<&Path> = journal.settled.iter().map(|path| path.as_path()).collect();
     move |put, is_new| {
         if is_new {
-            guard.look_again(put)?;
+            guard.recheck_path(put)?;
         }
         let beneath = settled.range::<Path, _>((Bound::Excluded(put), Bound::Unbounded));
-        beneath.take_while(|path| path.starts_with(put)).try_for_each(|path| guard.look_again(path))
+        beneath.take_while(|path| path.starts_with(put)).try_for_each(|path| guard.recheck_path(path))
     }
 }
 

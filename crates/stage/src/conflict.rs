@@ -33,7 +33,7 @@ use stockade_sys::Errno;
 
 use super::change::{ChangeKind, StageChange};
 use super::error::{PathContext, PathError, StageError};
-use super::place::OpenStage;
+use super::stage_directory::OpenStage;
 
 const NOTES_FILE: &str = "touched";
 /// Size limit of files that are digested before their first change, because the writer waits

@@ -11,7 +11,7 @@ use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 use stockade_model::RawText;
 
 use super::error::{PathContext, PathError};
-use super::place::OpenStage;
+use super::stage_directory::OpenStage;
 
 const JOURNAL_FILE: &str = "journal";
 const DONE_FILE: &str = "journal-done";

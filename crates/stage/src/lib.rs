@@ -15,29 +15,29 @@
 #![forbid(unsafe_code)]
 
 mod apply;
-mod aside;
+mod backup_tree;
 mod build;
 mod change;
 mod commit;
+mod commit_area;
 mod conflict;
-mod depot;
 mod error;
 mod journal;
-mod place;
 mod plan;
-mod precaution;
+mod pre_write_hook;
 mod select;
+mod stage_directory;
 pub mod text;
 pub mod undo;
 mod watch;
 
-pub use aside::BackupTree;
+pub use backup_tree::BackupTree;
 pub use change::{ChangeKind, ObjectFacts, StageChange, StageChanges};
 pub use commit::{CommitRequest, CommitResult, RecoveryEnd, RecoveryResult, recover_all};
 pub use conflict::{BaselineRecorder, StageConflict, WorkspaceChange};
 pub use error::{PathError, StageCommitError, StageError};
-pub use place::{NewStage, OpenStage, StageDirectory, StageListEntry, StageMeta};
-pub use precaution::PreWriteHook;
+pub use pre_write_hook::PreWriteHook;
 pub use select::{HeldChange, HoldReason};
+pub use stage_directory::{NewStage, OpenStage, StageDirectory, StageListEntry, StageMeta};
 pub use stockade_files::object::{FileTime, ObjectKind};
 pub use watch::{CommitObserver, CommitPoint, SilentObserver};

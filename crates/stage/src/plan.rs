@@ -10,7 +10,7 @@ use stockade_model::RawText;
 
 use super::build::{ObjectBuilder, later_time, settings_of};
 use super::change::{ChangeKind, StageChange, StageChanges};
-use super::depot::CommitArea;
+use super::commit_area::CommitArea;
 use super::error::{PathContext, PathError};
 use super::journal::{CommitStep, ObjectMetadata};
 use super::select::{ChangeSelection, is_named, with_new_parents};
@@ -23,20 +23,20 @@ use super::watch::CommitObserver;
 pub(super) fn prepare_steps(
     (chosen, all): (&ChangeSelection<'_>, &StageChanges),
     (upper, lower): (&OwnedFd, &OwnedFd),
-    depot: &CommitArea,
+    area: &CommitArea,
     (paths, began): (&[PathBuf], FileTime),
     watch: &mut dyn CommitObserver,
 ) -> Result<Vec<CommitStep>, PathError> {
-    let wanted = with_new_parents(&chosen.changes, all);
-    let trees = (upper.as_fd(), lower.as_fd(), depot.directory.as_fd());
+    let target_paths = with_new_parents(&chosen.changes, all);
+    let trees = (upper.as_fd(), lower.as_fd(), area.directory.as_fd());
     let mut builder =
-        ObjectBuilder::new(trees, (depot.links, chosen.are_all(all)), &wanted, &all.unchanged_names, watch);
+        ObjectBuilder::new(trees, (area.links, chosen.are_all(all)), &target_paths, &all.unchanged_names, watch);
     let mut plan = StepPlan::new(lower);
     let hows: BTreeMap<&Path, &StageChange> = all.list.iter().map(|change| (change.path.as_path(), change)).collect();
-    for path in &wanted {
+    for path in &target_paths {
         let Some(change) = hows.get(path.as_path()) else { continue };
         let is_inside = path.ancestors().skip(1).any(|above| {
-            wanted.contains(above)
+            target_paths.contains(above)
                 && hows.get(above).is_some_and(|change| matches!(change.how, ChangeKind::Added | ChangeKind::Replaced))
         });
         match change.how {
@@ -153,13 +153,13 @@ impl<'a> StepPlan<'a> {
                 continue;
             }
             let merged = all.merged.get(&parent);
-            let is_meant = is_named(paths, &parent) && merged.is_some_and(|m| m.changed_below <= began);
+            let is_selected = is_named(paths, &parent) && merged.is_some_and(|m| m.changed_below <= began);
             let is_listed = all.list.iter().any(|change| change.path == parent);
             let before = settings_of(&present);
             // If the stage's directory has the same time as before, no name was added or removed in
             // it: a file was written in place.
             let modified = match merged {
-                Some(merged) if is_meant => Some(merged.modified),
+                Some(merged) if is_selected => Some(merged.modified),
                 Some(_) if !is_listed => before.modified,
                 _ => None,
             };

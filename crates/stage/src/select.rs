@@ -12,7 +12,7 @@ use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict, create
 
 use super::change::{ChangeKind, StageChange, StageChanges};
 use super::error::{PathContext, PathError, StageCommitError};
-use super::place::OpenStage;
+use super::stage_directory::OpenStage;
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;
@@ -160,7 +160,7 @@ impl<'a> CommitGuard<'a> {
 
     /// Checks again an object that was just put at a new name. Together with files that another
     /// process made beside it meanwhile, the object may be protected.
-    pub fn look_again(&self, path: &Path) -> Result<(), PathError> {
+    pub fn recheck_path(&self, path: &Path) -> Result<(), PathError> {
         let Some(why) = self.protects_at(CommitMoment::After, DeniedOperation::Create, path) else { return Ok(()) };
         let rule = match why {
             HoldReason::Protected { rule, .. } => rule,
@@ -176,16 +176,16 @@ impl<'a> CommitGuard<'a> {
 
     fn protects_at(&self, moment: CommitMoment, operation: DeniedOperation, path: &Path) -> Option<HoldReason> {
         let whole = self.root.join(path);
-        let exists = |asked: &Path| {
+        let exists = |candidate: &Path| {
             // A path that is about to be made counts as existing only if it existed before.
             let trees = match moment {
-                CommitMoment::Before if asked == whole => &[self.lower][..],
+                CommitMoment::Before if candidate == whole => &[self.lower][..],
                 CommitMoment::Before => &[self.upper, self.lower],
-                CommitMoment::After if asked == whole => &[],
+                CommitMoment::After if candidate == whole => &[],
                 CommitMoment::After => &[self.lower],
             };
-            let Ok(asked) = asked.strip_prefix(&self.root) else { return false };
-            trees.iter().any(|tree| matches!(TreeObject::open_beneath(*tree, asked), Ok(Some(_))))
+            let Ok(candidate) = candidate.strip_prefix(&self.root) else { return false };
+            trees.iter().any(|tree| matches!(TreeObject::open_beneath(*tree, candidate), Ok(Some(_))))
         };
         let bytes = whole.as_os_str().as_encoded_bytes();
         let makes_file =
@@ -281,11 +281,11 @@ pub(super) fn select_changes<'c>(
 pub(super) fn with_new_parents(changes: &[&StageChange], all: &StageChanges) -> BTreeSet<PathBuf> {
     let new: BTreeSet<&Path> =
         all.list.iter().filter(|change| change.how == ChangeKind::Added).map(|change| change.path.as_path()).collect();
-    let mut wanted = BTreeSet::new();
+    let mut target_paths = BTreeSet::new();
     for change in changes {
         let parents = change.path.ancestors().skip(1).filter(|parent| new.contains(parent));
-        wanted.extend(parents.map(Path::to_owned));
-        wanted.insert(change.path.clone());
+        target_paths.extend(parents.map(Path::to_owned));
+        target_paths.insert(change.path.clone());
     }
-    wanted
+    target_paths
 }

@@ -12,7 +12,7 @@ use stockade_sys::Errno;
 
 use super::change::StageChange;
 use super::error::{PathContext, PathError, StageError};
-use super::place::{OpenStage, UPPER_DIRECTORY};
+use super::stage_directory::{OpenStage, UPPER_DIRECTORY};
 
 /// Size limit for the comparison line by line.
 const MAX_TEXT_BYTES: u64 = 1 << 20;

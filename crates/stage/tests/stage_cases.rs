@@ -22,7 +22,7 @@ const FRESH: i64 = 1_600_000_000;
 #[track_caller]
 fn check(before: &str, script: &str) {
     check_in(&Scene::new(before), script);
-    check_in(&Scene::apart(before), script);
+    check_in(&Scene::other_filesystem(before), script);
 }
 
 #[track_caller]
@@ -41,8 +41,8 @@ fn check_in(scene: &Scene, script: &str) {
     let id = scene.staged(script);
     scene.commit_all(&id);
     assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), script);
-    let left: Vec<_> = std::fs::read_dir(scene.root.join("stages")).unwrap().collect();
-    assert!(left.is_empty(), "{left:?}");
+    let stage_entries: Vec<_> = std::fs::read_dir(scene.root.join("stages")).unwrap().collect();
+    assert!(stage_entries.is_empty(), "{stage_entries:?}");
 }
 
 /// What may be there before, by name.
@@ -222,8 +222,8 @@ fn a_part_of_what_goes_as_a_whole_is_refused() {
     let scene = Scene::new("mkdir d; echo x >d/x; echo f >f");
     let id = scene.staged("rm -r d; rm f; mkdir f; echo in >f/in; touch g");
     for (path, within) in [("d/x", Some("d")), ("f/in", Some("f")), ("nothing", None), ("g/x", None)] {
-        let wanted = CommitRequest { paths: vec![path.into()], agreed: Vec::new() };
-        match scene.commit(&id, &wanted) {
+        let commit_request = CommitRequest { paths: vec![path.into()], agreed: Vec::new() };
+        match scene.commit(&id, &commit_request) {
             Err(StageCommitError::Nothing { path: named, within: found }) => {
                 assert_eq!((named.as_path(), found.as_deref()), (Path::new(path), within.map(Path::new)));
             }
@@ -375,14 +375,14 @@ fn thousands_of_files_are_committed_with_progress() {
             std::fs::write(upper.join(format!("d{directory}/f{file}")), "x").unwrap();
         }
     }
-    let mut told = Told(Vec::new());
+    let mut progress = Told(Vec::new());
     let committed =
-        scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut told).unwrap();
+        scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut progress).unwrap();
     assert_eq!((committed.paths.len(), committed.is_gone), (100 * each + 100, true));
     let count = |name: &str| scene.workspace().join(name).read_dir().unwrap().count();
     assert_eq!((count(""), count("d7")), (100, each));
-    assert!(told.0.len() > 100 * each && told.0.iter().all(|(done, total)| done <= total));
-    assert_eq!(told.0.last().map(|(done, total)| done == total), Some(true));
+    assert!(progress.0.len() > 100 * each && progress.0.iter().all(|(done, total)| done <= total));
+    assert_eq!(progress.0.last().map(|(done, total)| done == total), Some(true));
 }
 
 #[test]

@@ -30,29 +30,29 @@ const SCRIPT: &str = "echo b >>a; rm gone; rm -r old; mkdir -p n/m; echo 1 >n/m/
 
 /// Ends the process at a point.
 struct Killer {
-    left: usize,
+    remaining: usize,
 }
 
 impl CommitObserver for Killer {
     fn on_point(&mut self, _point: CommitPoint) -> Result<(), Errno> {
-        if self.left == 0 {
+        if self.remaining == 0 {
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
-        self.left -= 1;
+        self.remaining -= 1;
         Ok(())
     }
 }
 
 /// Fails at a point as a full disk does.
 struct Filler {
-    left: usize,
+    remaining: usize,
     points: Vec<CommitPoint>,
 }
 
 impl CommitObserver for Filler {
     fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
         self.points.push(point);
-        if self.points.len() == self.left + 1 { Err(Errno::NOSPC) } else { Ok(()) }
+        if self.points.len() == self.remaining + 1 { Err(Errno::NOSPC) } else { Ok(()) }
     }
 }
 
@@ -65,8 +65,8 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(apart: bool) -> Self {
-        let scene = if apart { Scene::apart(BEFORE) } else { Scene::new(BEFORE) };
+    fn new(other_filesystem: bool) -> Self {
+        let scene = if other_filesystem { Scene::other_filesystem(BEFORE) } else { Scene::new(BEFORE) };
         let native = scene.beside();
         copy_tree(&scene.workspace(), &native);
         run_in(&native, SCRIPT);
@@ -116,7 +116,7 @@ fn victim() {
     let path = |name: &str| PathBuf::from(std::env::var_os(name).unwrap());
     let scene = Scene::at(&path("ROOT"), &path("WORKSPACE"));
     let id: StageId = std::env::var("STAGE").unwrap().parse().unwrap();
-    let mut killer = Killer { left: point.parse().unwrap() };
+    let mut killer = Killer { remaining: point.parse().unwrap() };
     let stage = scene.stages().open_for_changes(&id).unwrap();
     match std::env::var("WHAT").unwrap().as_str() {
         "commit" => drop(stage.commit_changes(&CommitRequest::default(), &mut killer).unwrap()),
@@ -140,8 +140,8 @@ fn killed(scene: &Scene, id: &StageId, what: &str, point: usize) -> bool {
     killed
 }
 
-fn check_kills(apart: bool) {
-    let ends = Ends::new(apart);
+fn check_kills(other_filesystem: bool) {
+    let ends = Ends::new(other_filesystem);
     let mut seen = BTreeSet::new();
     for point in 0.. {
         let id = ends.restage();
@@ -176,7 +176,7 @@ fn a_killed_commit_across_filesystems_does_as_well() {
 #[test]
 fn a_killed_recovery_can_be_recovered_from() {
     let ends = Ends::new(false);
-    let mut counter = Filler { left: usize::MAX - 1, points: Vec::new() };
+    let mut counter = Filler { remaining: usize::MAX - 1, points: Vec::new() };
     let id = ends.restage();
     ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut counter).unwrap();
     let decided = counter.points.iter().position(|point| *point == CommitPoint::Decided).unwrap();
@@ -190,12 +190,12 @@ fn a_killed_recovery_can_be_recovered_from() {
     }
 }
 
-fn check_full(apart: bool) {
-    let ends = Ends::new(apart);
+fn check_full(other_filesystem: bool) {
+    let ends = Ends::new(other_filesystem);
     let mut seen = BTreeSet::new();
     for point in 0.. {
         let id = ends.restage();
-        let mut filler = Filler { left: point, points: Vec::new() };
+        let mut filler = Filler { remaining: point, points: Vec::new() };
         let result =
             ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut filler);
         let what = format!("full at {point}: {:?}", filler.points.get(point));

@@ -59,8 +59,8 @@ impl CutOff {
 }
 
 fn play<S: Strategy>(strategy: S, check: impl Fn(S::Value)) {
-    let wanted = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
-    let config = Config { cases: wanted.unwrap_or(JOURNALS), failure_persistence: None, ..Config::default() };
+    let choice = std::env::var("STOCKADE_TEST_SEQUENCES").ok().and_then(|number| number.parse().ok());
+    let config = Config { cases: choice.unwrap_or(JOURNALS), failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&strategy, |value| {
             check(value);
@@ -164,7 +164,7 @@ fn a_journal_of_any_steps_reaches_nothing_outside() {
     let journals = (prop::collection::vec(steps(), 1..4), paths(), any::<bool>(), prop::sample::select(NAMES.to_vec()));
     play(journals, |(steps, settled, is_all, name)| {
         let cut_off = CutOff::new();
-        let steps: Vec<Value> = steps.into_iter().map(|wanted| step(&cut_off, wanted)).collect();
+        let steps: Vec<Value> = steps.into_iter().map(|choice| step(&cut_off, choice)).collect();
         let journal = json!({"depot": "stage", "checked": {"seconds": 9_999_999_999_i64, "nanoseconds": 0},
                              "steps": steps, "settled": [settled], "is_all": is_all});
         let (finished, failed) = done.get();

@@ -48,8 +48,8 @@ fn timed<E>(count: u32, mut run: impl FnMut(u32) -> Result<(), E>) -> Result<Dur
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let given = std::env::args_os().nth(1).map(PathBuf::from);
-    let root = tempfile::tempdir_in(given.unwrap_or_else(std::env::temp_dir))?;
+    let directory = std::env::args_os().nth(1).map(PathBuf::from);
+    let root = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir))?;
     let path = root.path().join("state/store.db");
     let start = Instant::now();
     let store = ApprovalStore::open(&path)?;

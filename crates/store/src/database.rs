@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use stockade_model::RawText;
 
-use crate::place::{self, StoreFileError};
+use crate::database_path::{self, StoreFileError};
 use crate::sql::{self, DatabaseSchema, SqlError};
 
 /// Time-out for another process's write, in milliseconds. Fifty processes that start at the same
@@ -53,13 +53,13 @@ pub enum StoreOpenError {
     #[error(
         "the store `{}` is missing, but `{}` is still there\nhint: put the store back, or move its `-wal` and `-shm` away too",
         display_path(path),
-        display_path(left)
+        display_path(remaining_part)
     )]
     Orphan {
         /// Path of the store.
         path: PathBuf,
         /// Path of the remaining part.
-        left: PathBuf,
+        remaining_part: PathBuf,
     },
     /// The database failed.
     #[error("cannot open the store `{}`: {source}", display_path(path))]
@@ -126,8 +126,8 @@ fn open_error(path: &Path, error: SqlError) -> StoreOpenError {
 /// Opens the database at `path`, and creates it if it does not exist. Its directory gets mode 0700
 /// and must contain no files of other users.
 pub(crate) fn open_database(path: &Path, schema: &DatabaseSchema) -> Result<Connection, StoreOpenError> {
-    let path = &place::private_directory(path)?;
-    match place::private_file(path)? {
+    let path = &database_path::private_directory(path)?;
+    match database_path::private_file(path)? {
         Some(0) => return Err(StoreOpenError::Corrupt { path: path.clone(), why: "it is empty".into() }),
         Some(_) => {}
         None => create_database(path, schema)?,
@@ -138,29 +138,29 @@ pub(crate) fn open_database(path: &Path, schema: &DatabaseSchema) -> Result<Conn
 /// Creates a complete store under another name, then renames it. So a store always has its schema,
 /// whatever other process dies or starts meanwhile.
 fn create_database(path: &Path, schema: &DatabaseSchema) -> Result<(), StoreOpenError> {
-    let _lock = place::lock_exclusive(&place::append_suffix(path, ".lock"))?;
-    if place::private_file(path)?.is_some() {
+    let _lock = database_path::lock_exclusive(&database_path::append_suffix(path, ".lock"))?;
+    if database_path::private_file(path)?.is_some() {
         return Ok(());
     }
     for suffix in ["-wal", "-shm", "-journal"] {
         // SQLite would replay it into the new file.
-        let left = place::append_suffix(path, suffix);
-        if left.symlink_metadata().is_ok() {
-            return Err(StoreOpenError::Orphan { path: path.to_owned(), left });
+        let remaining_part = database_path::append_suffix(path, suffix);
+        if remaining_part.symlink_metadata().is_ok() {
+            return Err(StoreOpenError::Orphan { path: path.to_owned(), remaining_part });
         }
     }
-    let fresh = place::append_suffix(path, ".new");
+    let fresh = database_path::append_suffix(path, ".new");
     for suffix in ["", "-wal", "-shm", "-journal"] {
         // Left by a process that died: the lock excludes one that is still running.
-        let stale = place::append_suffix(&fresh, suffix);
+        let stale = database_path::append_suffix(&fresh, suffix);
         match std::fs::remove_file(&stale) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(place::system_error("remove", &stale)(e).into());
+                return Err(database_path::system_error("remove", &stale)(e).into());
             }
             _ => {}
         }
     }
-    place::create_new(&fresh)?;
+    database_path::create_new(&fresh)?;
     sql::initialise_database(&fresh, schema).map_err(|e| open_error(path, e))?;
-    Ok(place::put_in_place(&fresh, path)?)
+    Ok(database_path::put_in_place(&fresh, path)?)
 }

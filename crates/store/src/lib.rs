@@ -14,8 +14,8 @@
 
 pub mod anchors;
 mod database;
-mod held;
-mod place;
+mod database_path;
+mod live_directories;
 mod remembered;
 pub mod runs;
 pub mod sandboxes;
@@ -24,6 +24,6 @@ mod sql;
 mod store;
 
 pub use database::{BUSY_TIMEOUT_MS, StoreError, StoreOpenError};
-pub use place::StoreFileError;
+pub use database_path::StoreFileError;
 pub use remembered::{ApprovalNamespace, ApprovalRecord, Consent, persistent_part};
 pub use store::{ApprovalStore, MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError};

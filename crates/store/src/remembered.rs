@@ -97,7 +97,7 @@ impl ApprovalRecord {
             && self.ended_ms.is_none()
             && match self.scope {
                 ApprovalScope::Once => false,
-                ApprovalScope::Times(left) => left > 0,
+                ApprovalScope::Times(remaining) => remaining > 0,
                 ApprovalScope::Until(until_ms) => now_ms < until_ms,
                 ApprovalScope::Session | ApprovalScope::Always => true,
             }

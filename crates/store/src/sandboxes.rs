@@ -20,8 +20,8 @@ use serde::Serialize;
 use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
 
 use crate::database::{self, StoreError, StoreOpenError};
-use crate::held;
-use crate::place::{self, LockMode, StoreFileError, system_error};
+use crate::database_path::{self, LockMode, StoreFileError, system_error};
+use crate::live_directories;
 use crate::sql::SqlError;
 use crate::sql::sandbox::SCHEMA;
 
@@ -206,7 +206,7 @@ impl SandboxStore {
         spec.check_consistency()?;
         let path = self.root.join(id.as_str());
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(system_error("create", &path))?;
-        let begun = place::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone)
+        let begun = database_path::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone)
             .map_err(SandboxStoreError::from)
             .and_then(|lock| {
                 let known = self.insert_record(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
@@ -229,7 +229,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed or the directory cannot be read.
     pub fn remove_strays(&self) -> Result<(), SandboxStoreError> {
-        for (id, path) in held::list_directories::<SandboxId>(&self.root)? {
+        for (id, path) in live_directories::list_directories::<SandboxId>(&self.root)? {
             let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
                 // With a clock that was set back, the age is unknown.
                 made.elapsed().is_ok_and(|age| age > RECORD_TIMEOUT)
@@ -310,7 +310,7 @@ impl SandboxStore {
     /// [`SandboxStoreError`] if its lock cannot be examined.
     pub fn begin_end(&self, id: &SandboxId) -> Result<Option<DestroyGuard>, SandboxStoreError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(None) };
-        Ok(place::try_hold(&lock, LockMode::Shared)?.map(|lock| DestroyGuard { _lock: lock }))
+        Ok(database_path::try_hold(&lock, LockMode::Shared)?.map(|lock| DestroyGuard { _lock: lock }))
     }
 
     /// Closes a sandbox whose directory is empty except for its lock.
@@ -393,7 +393,7 @@ impl SandboxStore {
             _ => {}
         }
         // May wait briefly, because a process that checks the use holds the lock meanwhile.
-        place::lock_with_mode(&path.join(LOCK_NAME), hold).map_err(|error| match error {
+        database_path::lock_with_mode(&path.join(LOCK_NAME), hold).map_err(|error| match error {
             StoreFileError::Busy { .. } => SandboxStoreError::InUse(id.clone()),
             other => other.into(),
         })
@@ -402,7 +402,7 @@ impl SandboxStore {
     /// Returns whether a process uses it.
     fn is_held(&self, id: &SandboxId) -> Result<bool, SandboxStoreError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(false) };
-        Ok(place::try_hold(&lock, LockMode::Alone)?.is_none())
+        Ok(database_path::try_hold(&lock, LockMode::Alone)?.is_none())
     }
 
     /// Returns the file of its lock, if it exists.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, SessionId};
 
-use crate::held;
-use crate::place::{StoreFileError, private_directory, system_error};
+use crate::database_path::{StoreFileError, private_directory, system_error};
+use crate::live_directories;
 
 const DESCRIPTION_FILE: &str = "session.json";
 
@@ -80,7 +80,9 @@ impl SessionStore {
         if path.exists() {
             return Err(SessionBeginError::Open(about.id.clone()));
         }
-        let lock = held::create_locked(&path, |directory| held::write_json(directory, DESCRIPTION_FILE, about))?;
+        let lock = live_directories::create_locked(&path, |directory| {
+            live_directories::write_json(directory, DESCRIPTION_FILE, about)
+        })?;
         Ok(SupervisedSession { session: WarmSession { id: about.id.clone(), path }, lock })
     }
 
@@ -89,7 +91,7 @@ impl SessionStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
-        Ok(held::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
+        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
     }
 
     /// Returns the session with this id.
@@ -114,12 +116,12 @@ impl WarmSession {
 
     /// Returns its description.
     pub fn read_description(&self) -> Option<SessionDescription> {
-        held::read_json(&self.path, DESCRIPTION_FILE)
+        live_directories::read_json(&self.path, DESCRIPTION_FILE)
     }
 
     /// Returns whether its supervisor is running.
     pub fn is_open(&self) -> bool {
-        held::is_held(&self.path)
+        live_directories::is_held(&self.path)
     }
 
     /// Removes the session.
@@ -186,8 +188,8 @@ mod tests {
         sessions.begin_session(&about("killed")).unwrap().stop_supervising();
         let killed = sessions.find_session(&about("killed").id).unwrap().unwrap();
         assert!(!killed.is_open());
-        let again = sessions.begin_session(&about("killed")).unwrap();
+        let second_session = sessions.begin_session(&about("killed")).unwrap();
         assert_eq!(sessions.list_sessions().unwrap().len(), 1);
-        assert!(again.session().is_open());
+        assert!(second_session.session().is_open());
     }
 }

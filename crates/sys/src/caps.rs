@@ -27,11 +27,11 @@ pub fn drop_all() -> Result<(), Errno> {
     drop_all_but(CapabilitySet::empty())
 }
 
-/// As [`drop_all`], but keeps `kept` for this thread alone: no program that it executes gets them.
+/// As [`drop_all`], but keeps `capabilities` for this thread alone: no program that it executes gets them.
 ///
 /// # Errors
-/// As [`drop_all`]; EPERM if the thread does not have `kept`.
-pub fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
+/// As [`drop_all`]; EPERM if the thread does not have `capabilities`.
+pub fn drop_all_but(capabilities: CapabilitySet) -> Result<(), Errno> {
     drop_bounding_set()?;
     match set_capabilities_secure_bits(locked_bits()) {
         Ok(()) | Err(Errno::PERM) => {}
@@ -43,7 +43,7 @@ pub fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
     }
     set_no_new_privs(true)?;
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })
+    set_capabilities(None, CapabilitySets { effective: capabilities, permitted: capabilities, inheritable: none })
 }
 
 /// Empties the effective, permitted and inheritable sets of this thread.

@@ -8,15 +8,15 @@ use crate::call::raw_syscall;
 /// `CLOSE_RANGE_CLOEXEC` (kernel 5.11).
 const CLOEXEC_ONLY: usize = 4;
 
-/// Closes every descriptor of this process that is not in `keep`, which must be sorted. The
+/// Closes every descriptor of this process that is not in `exceptions`, which must be sorted. The
 /// caller's own `OwnedFd`s among them become dangling: for a new child that never returns into code
 /// that holds them.
 ///
 /// # Errors
 /// ENOSYS below kernel 5.9.
-pub fn close_all_but(keep: &[RawFd]) -> Result<(), Errno> {
+pub fn close_all_but(exceptions: &[RawFd]) -> Result<(), Errno> {
     let mut first = 0;
-    for &fd in keep {
+    for &fd in exceptions {
         let fd = fd as u32;
         if fd > first {
             close_range(first, fd - 1, 0)?;

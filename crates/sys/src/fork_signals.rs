@@ -74,9 +74,9 @@ pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
 /// Empties a descriptor made by [`child_end_descriptor`]. Returns whether the terminal has hung up.
 pub fn drain_descriptor(descriptor: BorrowedFd<'_>) -> bool {
     // SAFETY: plain data; all zeroes is a valid value.
-    let mut heard: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
+    let mut signal_infos: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
     // SAFETY: the buffer is ours and as long as said; the descriptor does not block, and each of
     // two signals is there once at most, so one read suffices.
-    unsafe { libc::read(descriptor.as_raw_fd(), heard.as_mut_ptr().cast(), size_of_val(&heard)) };
-    heard.iter().any(|one| one.ssi_signo == libc::SIGHUP as u32)
+    unsafe { libc::read(descriptor.as_raw_fd(), signal_infos.as_mut_ptr().cast(), size_of_val(&signal_infos)) };
+    signal_infos.iter().any(|one| one.ssi_signo == libc::SIGHUP as u32)
 }

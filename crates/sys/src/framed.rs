@@ -59,7 +59,7 @@ impl FramedChannel {
         let mut head = [0; HEAD_BYTES];
         match (&self.reader).read_exact(&mut head) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            got => got?,
+            result => result?,
         }
         let length = u32::from_le_bytes(head) as usize;
         if length > limit {

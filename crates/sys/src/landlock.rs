@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
 use crate::call::{own_descriptor, raw_syscall};
-use crate::passing::above_stdio;
+use crate::fd_passing::above_stdio;
 
 /// Rights on files and directories, `LANDLOCK_ACCESS_FS_*`.
 pub mod access {

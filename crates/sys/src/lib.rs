@@ -5,7 +5,6 @@
 //! clone and exec take prepared data and make only system calls: no allocation, no locks.
 
 pub mod actor;
-pub mod arena;
 pub mod bpf;
 mod call;
 pub mod calls;
@@ -14,24 +13,25 @@ pub mod clone;
 pub mod descriptor_limit;
 pub mod descriptors;
 pub mod exec;
+pub mod fd_passing;
 pub mod fork_signals;
 pub mod framed;
 pub mod keyring;
 pub mod landlock;
 pub mod limits;
-pub mod marks;
 pub mod memory;
 pub mod mount;
 pub mod net;
 pub mod notify;
-pub mod passing;
 pub mod pidfd;
 pub mod ready;
 pub mod reap;
 pub mod resolve;
 pub mod seccomp;
 pub mod session;
+pub mod shared_arena;
 pub mod signals;
 pub mod socket;
+pub mod time_marks;
 
 pub use rustix::io::Errno;

@@ -402,7 +402,7 @@ mod tests {
     fn datagrams_for_any_address_arrive_and_those_for_nobody_are_told() {
         inside(|| {
             let receiver = udp_receiver(at("[::]:1053"))?;
-            let heard = [unreachable_receiver(false)?, unreachable_receiver(true)?];
+            let receivers = [unreachable_receiver(false)?, unreachable_receiver(true)?];
             for (index, address) in ["8.8.8.8:1053", "[2001:db8::8]:1053"].into_iter().enumerate() {
                 let caller = blocking(SocketType::DGRAM, at(address))?;
                 connect(&caller, &at(address))?;
@@ -412,7 +412,7 @@ mod tests {
                 let caller = blocking(SocketType::DGRAM, nobody)?;
                 connect(&caller, &nobody)?;
                 write(&caller, b"lost")?;
-                must(read(&heard[index], &mut [0; 256])? > 8)?;
+                must(read(&receivers[index], &mut [0; 256])? > 8)?;
             }
             Ok(())
         });

@@ -14,8 +14,9 @@ use crate::Errno;
 pub fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
     let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
-        let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
-        match poll(&mut waited, Some(&left)) {
+        let timeout =
+            Timespec::try_from(deadline.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
+        match poll(&mut waited, Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),

@@ -52,8 +52,8 @@ pub fn fork_process() -> io::Result<ForkResult> {
 
 /// Makes a command begin a session of its own, with the first terminal of its standard streams as
 /// its controlling terminal. The command fails to start if none of them is a terminal.
-pub fn seat_at_terminal(command: &mut Command) {
-    let seat = || {
+pub fn attach_terminal(command: &mut Command) {
+    let attach = || {
         // SAFETY: it takes no pointer. The result is not used: gVisor's kernel returns 0 instead of
         // the session id of the manual.
         unsafe { raw_syscall(libc::SYS_setsid, [0; 6]) }?;
@@ -61,7 +61,7 @@ pub fn seat_at_terminal(command: &mut Command) {
     };
     // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates nothing,
     // takes no lock, and changes no memory of this process.
-    unsafe { command.pre_exec(seat) };
+    unsafe { command.pre_exec(attach) };
 }
 
 /// Makes the first standard stream that is a terminal the controlling terminal of this process's
@@ -88,7 +88,7 @@ pub fn take_terminal() -> Result<(), crate::Errno> {
 ///
 /// # Errors
 /// An error if no standard stream is that terminal.
-pub fn lead_foreground() -> Result<(), crate::Errno> {
+pub fn become_foreground_group() -> Result<(), crate::Errno> {
     use rustix::stdio::{stderr, stdin, stdout};
     rustix::process::setpgid(None, None)?;
     let own = rustix::process::getpid();

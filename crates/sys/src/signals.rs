@@ -15,21 +15,21 @@ pub struct SignalDescriptor {
 }
 
 impl SignalDescriptor {
-    /// Blocks `wanted` for this thread and makes them readable. Signals that the caller ignores
+    /// Blocks `requested_signals` for this thread and makes them readable. Signals that the caller ignores
     /// (nohup, a shell's background job) stay ignored: a blocked signal would reach the descriptor
     /// although it is ignored.
     ///
     /// # Errors
     /// Out of descriptors, or a number that is not a signal.
-    pub fn block_and_read(wanted: &[i32]) -> io::Result<Self> {
-        let mut heard = Vec::with_capacity(wanted.len());
-        for &signal in wanted {
+    pub fn block_and_read(requested_signals: &[i32]) -> io::Result<Self> {
+        let mut effective_signals = Vec::with_capacity(requested_signals.len());
+        for &signal in requested_signals {
             if !is_ignored(signal)? {
-                heard.push(signal);
+                effective_signals.push(signal);
             }
         }
-        let set = set_of(&heard)?;
-        block_signals(&heard)?;
+        let set = set_of(&effective_signals)?;
+        block_signals(&effective_signals)?;
         // SAFETY: `set` is an initialised signal set; -1 asks for a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         if fd < 0 {
@@ -48,13 +48,13 @@ impl SignalDescriptor {
         let size = size_of::<libc::signalfd_siginfo>();
         loop {
             // SAFETY: the buffer is valid for `size` bytes for the whole call.
-            let got = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
-            if got == size.cast_signed() {
+            let length = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+            if length == size.cast_signed() {
                 // SAFETY: the kernel filled the whole structure, of integers only.
                 return Ok(unsafe { info.assume_init() }.ssi_signo.cast_signed());
             }
             let error = io::Error::last_os_error();
-            if got >= 0 {
+            if length >= 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             if error.kind() != io::ErrorKind::Interrupted {

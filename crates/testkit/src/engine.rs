@@ -143,8 +143,8 @@ impl ContainerEngine {
         let (program, first) = words.split_first().context("a client has a name")?;
         let mut command = Command::new(program);
         let output = command.args(first).args(arguments).env("PATH", SEARCH_PATH).stdin(Stdio::null()).output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "{program} {arguments:?} ended with {}: {said}", output.status);
+        let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{program} {arguments:?} ended with {}: {stderr_text}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 

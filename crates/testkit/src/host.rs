@@ -11,6 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Most seconds that the wall clock may drift from the monotonic one in a run.
 const CLOCK_TOLERANCE_S: i64 = 60;
+/// Time-out for the owner of a mount to remove its mount point.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that an attempt must not change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,14 +20,14 @@ pub struct HostState {
     mounts: BTreeSet<String>,
     node_name: String,
     domain_name: String,
-    wall_minus_monotonic_s: i64,
+    clock_offset_s: i64,
 }
 
 impl HostState {
     /// Reads the state in the namespaces of the calling process.
     pub fn read_current() -> Self {
         let uname = rustix::system::uname();
-        let wall = clock_gettime(ClockId::Realtime).tv_sec;
+        let realtime_s = clock_gettime(ClockId::Realtime).tv_sec;
         let monotonic = clock_gettime(ClockId::Boottime).tv_sec;
         Self {
             // An ordinary user cannot mount on the host, but others may at any time; a root harness
@@ -37,7 +39,7 @@ impl HostState {
             },
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
-            wall_minus_monotonic_s: wall - monotonic,
+            clock_offset_s: realtime_s - monotonic,
         }
     }
 
@@ -46,13 +48,13 @@ impl HostState {
         let mut changes: Vec<String> =
             later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
         // If the mount point is gone too, its owner has removed it: the kernel then drops the mount
-        // in every namespace.
-        let gone = self.mounts.difference(&later.mounts).filter(|m| mount_point_exists(m));
-        changes.extend(gone.map(|m| format!("host mount gone: {m}")));
+        // in every namespace. A container engine unmounts first, and removes a moment later.
+        let missing_mounts = self.mounts.difference(&later.mounts).filter(|m| mount_point_stays(m));
+        changes.extend(missing_mounts.map(|m| format!("host mount gone: {m}")));
         if self.node_name != later.node_name || self.domain_name != later.domain_name {
             changes.push(format!("host name is now {} {}", later.node_name, later.domain_name.trim_end()));
         }
-        let step = later.wall_minus_monotonic_s - self.wall_minus_monotonic_s;
+        let step = later.clock_offset_s - self.clock_offset_s;
         if step.abs() > CLOCK_TOLERANCE_S {
             changes.push(format!("host clock stepped by {step} s"));
         }
@@ -61,12 +63,20 @@ impl HostState {
 
     /// Returns the seconds to correct the wall clock by.
     pub fn clock_step_s(&self, later: &Self) -> i64 {
-        later.wall_minus_monotonic_s - self.wall_minus_monotonic_s
+        later.clock_offset_s - self.clock_offset_s
     }
 }
 
-fn mount_point_exists(line: &str) -> bool {
-    line.split(' ').nth(4).is_some_and(|place| fs::symlink_metadata(place).is_ok())
+fn mount_point_stays(line: &str) -> bool {
+    let Some(mount_point) = line.split(' ').nth(4) else { return false };
+    let deadline = Instant::now() + REMOVAL_TIMEOUT;
+    while fs::symlink_metadata(mount_point).is_ok() {
+        if Instant::now() >= deadline {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
 }
 
 fn read_lines(path: &str) -> BTreeSet<String> {
@@ -89,11 +99,11 @@ fn process_state(pid: u32) -> Option<(u32, char)> {
 }
 
 /// Returns every living descendant of this process except those in `known`, with its command line.
-/// Waits up to `patience` for them to end.
+/// Waits up to `timeout` for them to end.
 ///
 /// The caller must be a child subreaper, or process 1, so that no process can leave its tree.
-pub fn wait_for_descendants(known: &[u32], patience: Duration) -> Vec<String> {
-    let deadline = Instant::now() + patience;
+pub fn wait_for_descendants(known: &[u32], timeout: Duration) -> Vec<String> {
+    let deadline = Instant::now() + timeout;
     loop {
         let found = living_descendants(known);
         if found.is_empty() || Instant::now() >= deadline {
@@ -104,9 +114,9 @@ pub fn wait_for_descendants(known: &[u32], patience: Duration) -> Vec<String> {
 }
 
 /// Kills every living descendant of this process except those in `known`, until none is left or
-/// `patience` has passed. For the caller, see [`wait_for_descendants`].
-pub fn kill_descendants(known: &[u32], patience: Duration) {
-    let deadline = Instant::now() + patience;
+/// `timeout` has passed. For the caller, see [`wait_for_descendants`].
+pub fn kill_descendants(known: &[u32], timeout: Duration) {
+    let deadline = Instant::now() + timeout;
     loop {
         let found = living_descendants(known);
         if found.is_empty() || Instant::now() >= deadline {

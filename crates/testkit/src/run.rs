@@ -29,8 +29,8 @@ pub const SLOWNESS_VARIABLE: &str = "STOCKADE_TEST_SLOWNESS";
 pub fn slowness_factor() -> u32 {
     static SLOWNESS_FACTOR: OnceLock<u32> = OnceLock::new();
     *SLOWNESS_FACTOR.get_or_init(|| {
-        let told = std::env::var(SLOWNESS_VARIABLE).ok();
-        told.and_then(|times| times.parse().ok()).filter(|times| (1..=1000).contains(times)).unwrap_or(1)
+        let slowness = std::env::var(SLOWNESS_VARIABLE).ok();
+        slowness.and_then(|times| times.parse().ok()).filter(|times| (1..=1000).contains(times)).unwrap_or(1)
     })
 }
 
@@ -152,13 +152,13 @@ impl StreamCollector {
     fn start_collecting(mut source: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (sender, ended) = mpsc::channel();
-        let kept = Arc::clone(&bytes);
+        let output_bytes = Arc::clone(&bytes);
         thread::spawn(move || {
             let mut buffer = [0; 16384];
             while let Ok(n @ 1..) = source.read(&mut buffer) {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                let room = OUTPUT_BYTES_MAX.saturating_sub(kept.len()).min(n);
-                kept.extend_from_slice(buffer.get(..room).unwrap_or_default());
+                let mut output_bytes = output_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+                let room = OUTPUT_BYTES_MAX.saturating_sub(output_bytes.len()).min(n);
+                output_bytes.extend_from_slice(buffer.get(..room).unwrap_or_default());
             }
             // The reader may be gone after its grace period.
             let _ = sender.send(());

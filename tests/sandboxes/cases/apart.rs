@@ -71,8 +71,8 @@ fn processes_of_one_are_not_seen(bench: &Bench) -> Verdict {
 
 fn processes_of_the_host_are_not_seen(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let said = place.prints("set -- /proc/[0-9]*; echo $#");
-    assert!(said.trim().parse::<u32>().unwrap() < 12, "{said}");
+    let output = place.prints("set -- /proc/[0-9]*; echo $#");
+    assert!(output.trim().parse::<u32>().unwrap() < 12, "{output}");
     let own = std::process::id();
     assert_eq!(place.prints(&format!("cat /proc/{own}/comm 2>/dev/null | grep -c suite; true")), "0\n");
     Ok(())

@@ -12,15 +12,15 @@ super::cases! { "background":
     its_output_does_not_hold_the_command_up, it_writes_on,
 }
 
-fn left(mark: &str) -> String {
+fn build_background_script(mark: &str) -> String {
     format!("(setsid sleep {mark} >/dev/null 2>&1 </dev/null &); true")
 }
 
 fn it_lives_on_where_it_is_kept(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let mark = sleepers::mark(1);
-    place.prints(&left(&mark));
+    place.prints(&build_background_script(&mark));
     wait_until("it runs", || place.sleeping(&mark) == 1);
     place.prints("true");
     assert_eq!(place.sleeping(&mark), 1);
@@ -28,17 +28,17 @@ fn it_lives_on_where_it_is_kept(bench: &Bench) -> Verdict {
 }
 
 fn a_later_command_finds_and_ends_it(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let mark = sleepers::mark(2);
-    place.prints(&left(&mark));
+    place.prints(&build_background_script(&mark));
     place.prints(&format!("pkill -f 'sleep {mark}'"));
     wait_until("it is gone", || place.sleeping(&mark) == 0);
     Ok(())
 }
 
 fn it_serves_later_commands(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let serve = "import os, socket
 s = socket.socket(); s.bind(('127.0.0.1', 8081)); s.listen()
@@ -54,7 +54,7 @@ u = socket.socket(socket.AF_UNIX); u.connect('/tmp/u'); print(u.recv(9).decode()
 }
 
 fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
-    bench.demand_ends_background()?;
+    bench.require_ends_background()?;
     let place = bench.place_with(|plan| plan.background = BackgroundPolicy::End);
     let mark = sleepers::mark(3);
     place.prints(&format!("sleep {mark} >/dev/null 2>&1 </dev/null & echo $!"));
@@ -63,7 +63,7 @@ fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
 }
 
 fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
-    bench.demand_ends_background()?;
+    bench.require_ends_background()?;
     let place = bench.place_with(|plan| plan.background = BackgroundPolicy::End);
     let mark = sleepers::mark(4);
     place.prints(&format!("(setsid bash -c '(setsid sleep {mark} &) ; exit' >/dev/null 2>&1 </dev/null &); sleep 0.3"));
@@ -72,10 +72,10 @@ fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
 }
 
 fn it_ends_with_the_sandbox(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let mark = sleepers::mark(5);
-    place.prints(&left(&mark));
+    place.prints(&build_background_script(&mark));
     wait_until("it runs", || place.sleeping(&mark) == 1);
     place.sandbox().destroy().unwrap();
     assert_eq!(place.sleeping(&mark), 0);
@@ -83,10 +83,10 @@ fn it_ends_with_the_sandbox(bench: &Bench) -> Verdict {
 }
 
 fn the_end_of_one_is_not_that_of_another(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let (one, two) = (sleepers::mark(6), sleepers::mark(7));
-    place.prints(&left(&one));
+    place.prints(&build_background_script(&one));
     let going = place.start(&format!("sleep {two}"));
     wait_until("both run", || place.sleeping(&one) == 1 && place.sleeping(&two) == 1);
     going.attempt.kill_processes();
@@ -97,7 +97,7 @@ fn the_end_of_one_is_not_that_of_another(bench: &Bench) -> Verdict {
 }
 
 fn its_output_does_not_hold_the_command_up(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let ran = place.run("(setsid sleep 1000 &); echo said; exit 4");
     ran.ended(stockade_backend_api::CommandEnd::Exited(4));
@@ -106,7 +106,7 @@ fn its_output_does_not_hold_the_command_up(bench: &Bench) -> Verdict {
 }
 
 fn it_writes_on(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     place.prints(
         "(setsid bash -c 'until [ -e go ]; do sleep 0.02; done; echo late > late' >/dev/null 2>&1 </dev/null &); true",

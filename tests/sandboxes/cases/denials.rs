@@ -4,7 +4,7 @@ use stockade_backend_api::SandboxEvent;
 use stockade_model::{DenialLayer, DenialResolution};
 
 use crate::Verdict;
-use crate::bench::{Bench, grant, inside, patience};
+use crate::bench::{Bench, event_timeout, grant, inside};
 
 super::cases! { "denials":
     a_write_outside_is_told, a_protected_name_is_told, what_would_have_let_it_pass_is_told, who_did_it_is_told, equal_refusals_are_told_alike,
@@ -15,7 +15,7 @@ super::cases! { "denials":
 
 fn a_write_outside_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("echo x > /home/x; mkdir /var/d; true");
     let objects: Vec<String> = ran.denials.iter().map(|denial| denial.object.to_escaped().to_string()).collect();
     assert_eq!(objects, ["/home/x", "/var/d"], "{ran:?}");
@@ -24,7 +24,7 @@ fn a_write_outside_is_told(bench: &Bench) -> Verdict {
 
 fn a_protected_name_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("echo x > .bashrc; mkdir .hg; true");
     let expected =
         ["Create /workspace/.bashrc [write /workspace/.bashrc]", "Mkdir /workspace/.hg [write /workspace/.hg]"];
@@ -34,7 +34,7 @@ fn a_protected_name_is_told(bench: &Bench) -> Verdict {
 
 fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("mkdir .hg; true");
     assert_eq!(ran.denials[0].grant, Some(grant("write /workspace/.hg")));
     assert_eq!((ran.denials[0].layer, ran.denials[0].resolution), (DenialLayer::Broker, DenialResolution::Recorded));
@@ -43,7 +43,7 @@ fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
 
 fn who_did_it_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("python3 -c 'open(\".bashrc\", \"w\")'; true");
     let program = ran.denials[0].program.as_ref().map(|program| program.to_escaped().to_string()).unwrap_or_default();
     assert!(program.contains("python3") && ran.denials[0].pid.is_some_and(|pid| pid > 1), "{ran:?}");
@@ -52,7 +52,7 @@ fn who_did_it_is_told(bench: &Bench) -> Verdict {
 
 fn equal_refusals_are_told_alike(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("for i in 1 2 3 4 5; do bash -c 'echo x > .bashrc'; done; true");
     let mut denied = ran.denied();
     denied.dedup();
@@ -62,7 +62,7 @@ fn equal_refusals_are_told_alike(bench: &Bench) -> Verdict {
 
 fn refusals_of_descendants_are_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run("bash -c '(setsid bash -c \"echo x > .envrc\"; true)'");
     assert_eq!(ran.denied(), ["Create /workspace/.envrc [write /workspace/.envrc]"]);
     Ok(())
@@ -70,7 +70,7 @@ fn refusals_of_descendants_are_told(bench: &Bench) -> Verdict {
 
 fn refusals_are_those_of_their_command(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let (one, two) = (place.start("echo x > .bashrc; true"), place.start("echo x > .profile; true"));
     assert!(one.end().denied()[0].contains(".bashrc") && two.end().denied()[0].contains(".profile"));
     Ok(())
@@ -78,7 +78,7 @@ fn refusals_are_those_of_their_command(bench: &Bench) -> Verdict {
 
 fn a_refused_program_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let mut plan = inside("git --version; true");
     plan.profile.exec.deny = vec!["git".parse().unwrap()];
     let ran = place.run_plan(&plan);
@@ -104,17 +104,17 @@ fn nothing_is_written_where_it_was_refused(bench: &Bench) -> Verdict {
     let ran = place.run(
         "echo x > .git/config; touch .git/hooks; mv .git g; rm -rf .git; mv .git/config c; ln -s x .gitmodules; true",
     );
-    if place.demand_exact().is_ok() {
-        assert_eq!(place.said(".git/config"), "mine");
+    if place.require_exact().is_ok() {
+        assert_eq!(place.read_text(".git/config"), "mine");
         assert!(!place.work(".gitmodules").is_symlink() && !place.work("g").exists(), "{ran:?}");
         return Ok(());
     }
-    place.demand_exact()
+    place.require_exact()
 }
 
 fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let mut plan = inside("mkdir .git && touch .git/x");
     plan.grants = vec![grant("write /workspace/.git")];
     plan.profile.filesystem.write.push("/workspace/.git".into());
@@ -126,7 +126,7 @@ fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
 
 fn a_grant_for_a_directory_stops_at_what_is_protected_in_it(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let mut plan =
         inside("mkdir -p .git/hooks .git/info; touch .git/hooks/post-commit; touch .git/info/attributes; true");
     plan.grants = vec![grant("write /workspace/.git")];
@@ -148,19 +148,19 @@ fn a_grant_beyond_the_sandbox_is_refused(bench: &Bench) -> Verdict {
         assert!(!place.sandbox().backend().supports_grant(&grant(never), place.plan.level), "{never}");
         let mut plan = inside("true");
         plan.grants = vec![grant(never)];
-        let said = place.refuses(&plan).what;
-        assert!(said.contains("cannot be given"), "{never}: {said}");
+        let read_text = place.refuses(&plan).what;
+        assert!(read_text.contains("cannot be given"), "{never}: {read_text}");
     }
     Ok(())
 }
 
 fn what_a_command_left_is_told_of_too(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     place.prints("(setsid bash -c 'until [ -e go ]; do sleep 0.02; done; echo x > .bashrc' >/dev/null 2>&1 &); true");
     std::fs::write(place.work("go"), "").unwrap();
-    match place.told.recv_timeout(patience()) {
+    match place.event_stream.recv_timeout(event_timeout()) {
         Ok(SandboxEvent::Denied { request, denial }) => {
             assert_eq!(request, inside("").request);
             assert_eq!(denial.object.to_escaped().to_string(), "/workspace/.bashrc");

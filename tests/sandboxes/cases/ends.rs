@@ -81,7 +81,7 @@ fn a_signal_may_be_ignored(bench: &Bench) -> Verdict {
 }
 
 fn a_kill_takes_all_of_it(bench: &Bench) -> Verdict {
-    bench.demand_ends_background()?;
+    bench.require_ends_background()?;
     let place = bench.place();
     let mark = sleepers::mark(1);
     let going = ready(&place, &format!("sleep {mark} & (setsid sleep {mark} &) ; touch ready; sleep {mark}"));
@@ -169,7 +169,7 @@ fn usage_is_told_at_the_end(bench: &Bench) -> Verdict {
 }
 
 fn what_is_not_awaited_does_not_delay_the_end(bench: &Bench) -> Verdict {
-    bench.demand_keeps_background()?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     place.run("sleep 1000 >/dev/null 2>&1 </dev/null & exit 2").ended(CommandEnd::Exited(2));
     Ok(())

@@ -23,24 +23,24 @@ fn shown(place: &Place, variables: &[(&str, &[u8])]) -> String {
 }
 
 fn there_is_what_the_plan_says(bench: &Bench) -> Verdict {
-    let said = shown(&bench.place(), &[("A", b"1"), ("HOME", b"/home/agent")]);
-    assert!(said.contains("(b'A', b'1')") && said.contains("(b'HOME', b'/home/agent')"), "{said}");
+    let output = shown(&bench.place(), &[("A", b"1"), ("HOME", b"/home/agent")]);
+    assert!(output.contains("(b'A', b'1')") && output.contains("(b'HOME', b'/home/agent')"), "{output}");
     Ok(())
 }
 
 fn nothing_of_the_caller_is_there(bench: &Bench) -> Verdict {
     let own =
         std::env::vars().map(|(name, _)| name).filter(|name| !["HOME", "PATH", "LC_ALL"].contains(&name.as_str()));
-    let said = bench.place().prints("env");
+    let output = bench.place().prints("env");
     let leaked: Vec<String> =
-        own.filter(|name| said.lines().any(|line| line.starts_with(&format!("{name}=")))).collect();
+        own.filter(|name| output.lines().any(|line| line.starts_with(&format!("{name}=")))).collect();
     assert!(leaked.iter().all(|name| ["PWD", "SHLVL", "_"].contains(&name.as_str())), "{leaked:?}");
     Ok(())
 }
 
 fn values_arrive_as_they_are(bench: &Bench) -> Verdict {
-    let said = shown(&bench.place(), &[("V", "a=b\n'\"$X ä".as_bytes()), ("EMPTY", b"")]);
-    assert!(said.contains(r#"(b'V', b'a=b\n\'"$X \xc3\xa4')"#) && said.contains("(b'EMPTY', b'')"), "{said}");
+    let output = shown(&bench.place(), &[("V", "a=b\n'\"$X ä".as_bytes()), ("EMPTY", b"")]);
+    assert!(output.contains(r#"(b'V', b'a=b\n\'"$X \xc3\xa4')"#) && output.contains("(b'EMPTY', b'')"), "{output}");
     Ok(())
 }
 
@@ -59,14 +59,14 @@ fn a_large_value_arrives(bench: &Bench) -> Verdict {
 fn it_may_be_nearly_empty(bench: &Bench) -> Verdict {
     let mut plan = command(&["/usr/bin/env"]);
     plan.environment = BTreeMap::new();
-    let said = bench.place().run_plan(&plan).ok();
+    let output = bench.place().run_plan(&plan).ok();
     // What leads to the door is the sandbox's to say, and by what its processes are known
     // where nothing else tells them from others.
     let is_of_sandbox = |line: &str| {
         line.to_ascii_lowercase().contains("proxy")
             || ["RES_OPTIONS=", "LOCALDOMAIN=", "STOCKADE_COMMAND="].iter().any(|of| line.starts_with(of))
     };
-    assert!(said.lines().all(is_of_sandbox), "{said}");
+    assert!(output.lines().all(is_of_sandbox), "{output}");
     Ok(())
 }
 

@@ -146,7 +146,7 @@ fn commands_find_what_earlier_ones_left(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("echo one > a; echo home > ~/h; echo temp > /tmp/t");
     assert_eq!(place.prints("cat a ~/h /tmp/t"), "one\nhome\ntemp\n");
-    assert_eq!(place.said("a"), "one\n");
+    assert_eq!(place.read_text("a"), "one\n");
     Ok(())
 }
 
@@ -155,7 +155,7 @@ fn twenty_commands_after_each_other(bench: &Bench) -> Verdict {
     for number in 0..20 {
         assert_eq!(place.prints(&format!("echo {number} >> all; tail -1 all")), format!("{number}\n"));
     }
-    assert_eq!(place.said("all").lines().count(), 20);
+    assert_eq!(place.read_text("all").lines().count(), 20);
     Ok(())
 }
 
@@ -165,8 +165,8 @@ fn ten_commands_at_once(bench: &Bench) -> Verdict {
     let numbers: Vec<String> = (0..10).map(|number| number.to_string()).collect();
     let plans = numbers.iter().map(|number| command(&["bash", "-c", all, number]));
     let going: Vec<_> = plans.map(|plan| place.begin(&plan, crate::bench::CAPTURE)).collect();
-    let said: Vec<String> = going.into_iter().map(|going| going.end().ok()).collect();
-    assert_eq!(said.concat(), "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");
+    let read_text: Vec<String> = going.into_iter().map(|going| going.end().ok()).collect();
+    assert_eq!(read_text.concat(), "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");
     Ok(())
 }
 
@@ -182,9 +182,9 @@ fn a_command_beside_a_long_one(bench: &Bench) -> Verdict {
 
 fn what_is_executed_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run_plan(&AttemptPlan { ..inside("/bin/true; exec cat /dev/null") });
-    let told: Vec<String> = ran.programs.iter().map(|program| program.to_escaped().to_string()).collect();
-    assert!(told.iter().any(|program| program.ends_with("/cat")), "{told:?}");
+    let program_names: Vec<String> = ran.programs.iter().map(|program| program.to_escaped().to_string()).collect();
+    assert!(program_names.iter().any(|program| program.ends_with("/cat")), "{program_names:?}");
     Ok(())
 }

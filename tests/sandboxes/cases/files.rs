@@ -49,7 +49,7 @@ fn what_is_hidden_is_not_read(bench: &Bench) -> Verdict {
 fn the_workspace_is_the_hosts_directory(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("mkdir -p a/b; echo text > a/b/c; ln -s b a/link; chmod 700 a/b/c");
-    assert_eq!(place.said("a/link/c"), "text\n");
+    assert_eq!(place.read_text("a/link/c"), "text\n");
     assert_eq!(fs::metadata(place.work("a/b/c")).unwrap().permissions().mode() & 0o777, 0o700);
     Ok(())
 }
@@ -96,12 +96,12 @@ fn temp_is_bounded(bench: &Bench) -> Verdict {
 
 fn the_system_cannot_be_written(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let said = place.prints(
+    let read_text = place.prints(
         "for d in / /usr /usr/bin /etc /var /root /home /lib /opt /boot; do touch $d/new && echo $d; done 2>/dev/null; \
          for f in /etc/passwd /bin/sh /etc/hosts; do echo x >> $f && echo $f; done 2>/dev/null; \
          rm -f /bin/sh /etc/hosts 2>/dev/null; mv /etc /x 2>/dev/null; find /bin/sh /etc/hosts",
     );
-    assert_eq!(said, "/bin/sh\n/etc/hosts\n");
+    assert_eq!(read_text, "/bin/sh\n/etc/hosts\n");
     Ok(())
 }
 
@@ -121,9 +121,9 @@ fn the_hosts_files_are_not_there(bench: &Bench) -> Verdict {
         "cat {} 2>/dev/null; find {home} /root /home /run -mindepth 1 -maxdepth 1 -printf '%f\\n' 2>/dev/null; true",
         secret.display()
     );
-    let said = place.prints(&script);
-    let unknown: Vec<&str> = said.lines().filter(|line| !["agent", "", "lock", "user"].contains(line)).collect();
-    assert!(unknown.iter().all(|name| name.starts_with('.') && name.ends_with("env")), "{said}");
+    let read_text = place.prints(&script);
+    let unknown: Vec<&str> = read_text.lines().filter(|line| !["agent", "", "lock", "user"].contains(line)).collect();
+    assert!(unknown.iter().all(|name| name.starts_with('.') && name.ends_with("env")), "{read_text}");
     Ok(())
 }
 
@@ -134,8 +134,8 @@ fn a_link_out_leads_nowhere(bench: &Bench) -> Verdict {
     symlink(&outside, place.work("out")).unwrap();
     symlink(outside.join("canary"), place.work("file")).unwrap();
     assert_eq!(place.prints("cat out/canary file 2>/dev/null; echo x > file; echo x > out/new; true"), "");
-    let left: Vec<_> = fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!((left.len(), fs::read_to_string(outside.join("canary")).unwrap().as_str()), (1, "untouched"));
+    let outside_names: Vec<_> = fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!((outside_names.len(), fs::read_to_string(outside.join("canary")).unwrap().as_str()), (1, "untouched"));
     Ok(())
 }
 
@@ -149,7 +149,7 @@ fn a_hard_link_out_cannot_be_made(bench: &Bench) -> Verdict {
 fn renames_are_whole(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("echo new > t; echo old > f; mv t f; mkdir d; mv f d/g; mv d e; mkdir -p x/y; mv -T e x/y/z");
-    assert_eq!(place.said("x/y/z/g"), "new\n");
+    assert_eq!(place.read_text("x/y/z/g"), "new\n");
     assert_eq!(place.prints("ls"), "x\n");
     Ok(())
 }
@@ -199,7 +199,7 @@ fn there_are_few_devices(bench: &Bench) -> Verdict {
         "find /dev -mindepth 1 -maxdepth 1 -printf '%f\\n'; head -c 4 /dev/zero | od -An -tx1; echo x > /dev/null; \
          head -c 2 /dev/urandom | wc -c",
     );
-    let said = ran.ok();
+    let read_text = ran.ok();
     let known = [
         "console",
         "core",
@@ -221,7 +221,7 @@ fn there_are_few_devices(bench: &Bench) -> Verdict {
         "2",
         "net",
     ];
-    let unknown: Vec<&str> = said.lines().filter(|line| !known.contains(line)).collect();
+    let unknown: Vec<&str> = read_text.lines().filter(|line| !known.contains(line)).collect();
     match unknown.as_slice() {
         [] => Ok(()),
         [one] => Err(ran.declares(&format!("/dev/{one}"))),
@@ -296,8 +296,8 @@ except OSError as e: print('refused', e.errno)
 for name in ('trusted.x', 'security.capability', 'security.x'):
   try: os.setxattr('f', name, b'v'); print('set', name)
   except OSError: pass";
-    let said = place.python(program).ok();
-    assert!(["b'v'\n", "refused 95\n", "refused 13\n", "refused 1\n"].contains(&said.as_str()), "{said}");
+    let read_text = place.python(program).ok();
+    assert!(["b'v'\n", "refused 95\n", "refused 13\n", "refused 1\n"].contains(&read_text.as_str()), "{read_text}");
     Ok(())
 }
 
@@ -316,11 +316,11 @@ print('noticed')";
 fn kernel_settings_cannot_be_written(bench: &Bench) -> Verdict {
     let place = bench.place();
     let before = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    let said = place.prints(
+    let read_text = place.prints(
         "for f in /proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/sys/vm/drop_caches \
          /sys/kernel/uevent_helper /sys/fs/cgroup/cgroup.procs /sys/power/state; do echo x > $f && echo $f; done 2>/dev/null; true",
     );
-    assert_eq!(said, "");
+    assert_eq!(read_text, "");
     assert_eq!(fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap(), before);
     Ok(())
 }
@@ -340,9 +340,9 @@ fn the_trees_are_reached_from_outside(bench: &Bench) -> Verdict {
     for (tree, expected) in [(SandboxTree::Workspace, "work\n"), (SandboxTree::Home, "home\n")] {
         let held = place.sandbox().open_tree(tree).unwrap();
         let file = openat(&held, "a", OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        let mut said = String::new();
-        fs::File::from(file).read_to_string(&mut said).unwrap();
-        assert_eq!(said, expected);
+        let mut read_text = String::new();
+        fs::File::from(file).read_to_string(&mut read_text).unwrap();
+        assert_eq!(read_text, expected);
     }
     Ok(())
 }

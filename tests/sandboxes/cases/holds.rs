@@ -18,7 +18,7 @@ super::cases! { "holds":
 pub fn demand(bench: &Bench, place: &Place) -> Result<(), Declared> {
     if bench.capabilities().holds {
         // Beneath level full the report says what there is.
-        return if place.plan.level == IsolationLevel::Full { Ok(()) } else { place.demand_exact() };
+        return if place.plan.level == IsolationLevel::Full { Ok(()) } else { place.require_exact() };
     }
     let going = place.try_begin(&crate::bench::inside("echo x > .bashrc; true"), crate::bench::CAPTURE, true);
     going.unwrap_or_else(|error| panic!("{error}")).end();
@@ -59,7 +59,7 @@ fn what_was_given_is_the_commands_alone(bench: &Bench) -> Verdict {
     let question = going.question();
     going.grant(&question);
     going.end().ok();
-    assert_eq!(place.said(".bashrc"), "x\ny\n");
+    assert_eq!(place.read_text(".bashrc"), "x\ny\n");
     assert_eq!(place.run("echo z > .bashrc").denied().len(), 1);
     Ok(())
 }
@@ -71,7 +71,7 @@ fn two_may_wait_at_once(bench: &Bench) -> Verdict {
     going.grant(&two);
     going.grant(&one);
     going.end().ok();
-    assert_eq!((place.said(".bashrc"), place.said(".profile")), ("a\n".to_owned(), "b\n".to_owned()));
+    assert_eq!((place.read_text(".bashrc"), place.read_text(".profile")), ("a\n".to_owned(), "b\n".to_owned()));
     Ok(())
 }
 
@@ -89,7 +89,7 @@ fn equal_calls_share_a_question(bench: &Bench) -> Verdict {
         }
     };
     assert_eq!(ran.end, CommandEnd::Exited(0));
-    assert_eq!(place.said(".bashrc").lines().count(), 3);
+    assert_eq!(place.read_text(".bashrc").lines().count(), 3);
     Ok(())
 }
 
@@ -164,7 +164,7 @@ fn nothing_waits_where_nobody_was_told_to_hold(bench: &Bench) -> Verdict {
 }
 
 fn a_pause_keeps_the_question(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc; echo over");
     let question = going.question();
@@ -189,9 +189,9 @@ fn questions_of_two_commands_are_their_own(bench: &Bench) -> Verdict {
     let (of_one, of_two) = (one.question(), two.question());
     two.grant(&of_two);
     two.end().ok();
-    assert_eq!(place.said(".bashrc"), "two\n");
+    assert_eq!(place.read_text(".bashrc"), "two\n");
     one.answer(&of_one, HeldAnswer::Refused);
     one.end().ok();
-    assert_eq!(place.said(".bashrc"), "two\n");
+    assert_eq!(place.read_text(".bashrc"), "two\n");
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use stockade_backend_api::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{BackgroundPolicy, SandboxId};
 
-use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience, wait_until};
+use crate::bench::{Bench, CAPTURE, Declared, Going, Place, event_timeout, inside, wait_until};
 use crate::{Verdict, sleepers};
 
 super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work,
@@ -48,7 +48,7 @@ fn fill_some(bench: &Bench, plans: &[SandboxPlan], next: &AtomicUsize) {
         let place = bench.make_of(plan.clone()).unwrap();
         let going = place.start(WORK);
         // The file is there before what is written to it.
-        wait_until("said", || fs::read(place.work("said")).is_ok_and(|said| said.ends_with(b"\n")));
+        wait_until("said", || fs::read(place.work("said")).is_ok_and(|read_text| read_text.ends_with(b"\n")));
         println!("works {number} {}", plan.id);
         all.push((place, going));
     }
@@ -70,18 +70,18 @@ fn killed_after(bench: &Bench, working: usize) -> Vec<Begun> {
     engine.args(["--fill", bench.kind]).arg(bench.top()).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut engine = engine.spawn().unwrap();
     let mut lines = BufReader::new(engine.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let mut told: Vec<String> = Vec::new();
-    while told.iter().filter(|line| line.starts_with("works")).count() < working {
-        told.push(lines.next().expect("the engine goes on"));
+    let mut event_stream: Vec<String> = Vec::new();
+    while event_stream.iter().filter(|line| line.starts_with("works")).count() < working {
+        event_stream.push(lines.next().expect("the engine goes on"));
     }
     // Another moment in each run.
     thread::sleep(Duration::from_millis(u64::from(engine.id() % 20)));
     engine.kill().unwrap();
     engine.wait().unwrap();
-    told.extend(lines);
-    let begun = told.iter().filter_map(|line| line.strip_prefix("begun ")).map(|which| {
+    event_stream.extend(lines);
+    let begun = event_stream.iter().filter_map(|line| line.strip_prefix("begun ")).map(|which| {
         let (number, id) = which.split_once(' ').unwrap();
-        let works = told.contains(&format!("works {which}"));
+        let works = event_stream.contains(&format!("works {which}"));
         Begun { number: number.parse().unwrap(), id: id.parse().unwrap(), works }
     });
     begun.collect()
@@ -92,12 +92,12 @@ fn check(bench: &Bench, working: usize) -> Verdict {
     let begun = killed_after(bench, working);
     assert!(begun.len() >= working);
     let next = AtomicUsize::new(0);
-    let gone: Vec<Option<SandboxError>> = thread::scope(|scope| {
+    let gone_error: Vec<Option<SandboxError>> = thread::scope(|scope| {
         let check = || scope.spawn(|| check_some(bench, &begun, &next));
         let checking: Vec<_> = (0..AT_ONCE).map(|_| check()).collect();
         checking.into_iter().map(|one| one.join().unwrap()).collect()
     });
-    match gone.into_iter().flatten().next() {
+    match gone_error.into_iter().flatten().next() {
         Some(error) if !bench.capabilities().adopts => {
             Err(Declared(format!("they end with whoever made them: {error}")))
         }
@@ -107,24 +107,24 @@ fn check(bench: &Bench, working: usize) -> Verdict {
 
 /// What the last said that is gone.
 fn check_some(bench: &Bench, begun: &[Begun], next: &AtomicUsize) -> Option<SandboxError> {
-    let mut gone = None;
+    let mut gone_error = None;
     while let Some(Begun { number, id, works }) = begun.get(next.fetch_add(1, Ordering::Relaxed)) {
         match bench.adopt(bench.planned(*number, id.clone())) {
             Ok(place) => whole(&place, *works),
-            Err(error @ SandboxError::Gone(_)) if !(*works && bench.capabilities().adopts) => gone = Some(error),
+            Err(error @ SandboxError::Gone(_)) if !(*works && bench.capabilities().adopts) => gone_error = Some(error),
             Err(error) => panic!("{id}, which works: {works}: {error:?}"),
         }
         bench.sandboxes.clear(id).unwrap();
     }
-    gone
+    gone_error
 }
 
 /// Nothing of what it said is lost, and it can be used and ended.
 fn whole(place: &Place, works: bool) {
     if works {
-        let said = place.said("said");
-        let numbers: Vec<usize> = said.lines().map(|line| line.parse().unwrap()).collect();
-        assert!(!numbers.is_empty() && numbers.iter().enumerate().all(|(at, number)| *number == at + 1), "{said}");
+        let read_text = place.read_text("said");
+        let numbers: Vec<usize> = read_text.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(!numbers.is_empty() && numbers.iter().enumerate().all(|(at, number)| *number == at + 1), "{read_text}");
         assert_eq!(place.prints("echo found"), "found\n");
     }
     place.sandbox().destroy().unwrap();
@@ -140,11 +140,14 @@ fn fifty_are_found_again_or_gone_when_all_work(bench: &Bench) -> Verdict {
 
 /// Whatever a command does to what serves it, its end is told, and with that nothing of
 /// it goes on: its sandbox can be used, or is told as lost.
-fn is_told(bench: &Bench, attack: &str) -> Verdict {
+fn check_end_reported(bench: &Bench, attack: &str) -> Verdict {
     let place = bench.place();
-    let left = format!("sleep {}", sleepers::mark(1));
-    let end = attacked(&place, &format!("(setsid {left} &); {attack}; echo $? > done; sleep 1; exit 7")).end().end.end;
-    is_over(bench, &place, &end, &left);
+    let sleep_command = format!("sleep {}", sleepers::mark(1));
+    let end = attacked(&place, &format!("(setsid {sleep_command} &); {attack}; echo $? > done; sleep 1; exit 7"))
+        .end()
+        .end
+        .end;
+    is_over(bench, &place, &end, &sleep_command);
     Ok(())
 }
 
@@ -159,27 +162,30 @@ fn attacked(place: &Place, attack: &str) -> Going {
 /// The same of one that nobody but who kills it can bring to an end.
 fn is_over_when_killed(bench: &Bench, attack: &str) -> Verdict {
     let place = bench.place();
-    let left = format!("sleep {}", sleepers::mark(1));
-    let going = attacked(&place, &format!("(setsid {left} &); echo > there; {attack}; exec sleep 1000"));
+    let sleep_command = format!("sleep {}", sleepers::mark(1));
+    let going = attacked(&place, &format!("(setsid {sleep_command} &); echo > there; {attack}; exec sleep 1000"));
     place.wait_for("there");
     going.attempt.kill_processes();
     let end = going.let_go().end;
-    is_over(bench, &place, &end, &left);
+    is_over(bench, &place, &end, &sleep_command);
     Ok(())
 }
 
-fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, left: &str) {
+fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, sleep_command: &str) {
     let is_lost = matches!(end, CommandEnd::Lost(_));
     assert!(is_lost || matches!(end, CommandEnd::Exited(7) | CommandEnd::Signaled(9)), "{end:?}");
     match place.try_begin(&inside("echo; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), CAPTURE, false) {
         Ok(listing) => {
             let listed = listing.end().ok();
             let may_be_left = place.plan.background == BackgroundPolicy::Keep;
-            assert!(listed.contains("cmdline") && (may_be_left || !listed.contains(left)), "{end:?}: {listed}");
+            assert!(
+                listed.contains("cmdline") && (may_be_left || !listed.contains(sleep_command)),
+                "{end:?}: {listed}"
+            );
         }
         Err(_) => {
             assert!(is_lost, "{end:?}");
-            assert!(matches!(place.told.recv_timeout(patience()), Ok(SandboxEvent::Lost(_))), "{end:?}");
+            assert!(matches!(place.event_stream.recv_timeout(event_timeout()), Ok(SandboxEvent::Lost(_))), "{end:?}");
             let adopted = bench.adopt(place.plan.clone());
             assert!(matches!(adopted, Err(SandboxError::Gone(_))), "{end:?}: {:?}", adopted.err());
         }
@@ -188,15 +194,15 @@ fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, left: &str) {
 }
 
 fn who_kills_the_first_process_is_told_of(bench: &Bench) -> Verdict {
-    is_told(bench, "kill -KILL 1")
+    check_end_reported(bench, "kill -KILL 1")
 }
 
 fn who_kills_what_started_them_is_told_of(bench: &Bench) -> Verdict {
-    is_told(bench, "kill -KILL $PPID")
+    check_end_reported(bench, "kill -KILL $PPID")
 }
 
 fn who_kills_all_is_told_of(bench: &Bench) -> Verdict {
-    is_told(bench, "kill -KILL -1")
+    check_end_reported(bench, "kill -KILL -1")
 }
 
 fn who_stops_what_started_them_can_be_killed(bench: &Bench) -> Verdict {

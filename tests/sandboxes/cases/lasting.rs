@@ -47,7 +47,7 @@ fn its_directories_stay(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("echo kept > file; echo kept > ~/file");
     place.sandbox().destroy().unwrap();
-    assert_eq!(place.said("file"), "kept\n");
+    assert_eq!(place.read_text("file"), "kept\n");
     assert!(place.plan.home.join("file").exists());
     Ok(())
 }
@@ -62,8 +62,8 @@ fn ending_twice_is_ending_once(bench: &Bench) -> Verdict {
 fn nothing_begins_in_one_that_is_gone(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.sandbox().destroy().unwrap();
-    let said = place.refuses(&inside("touch ran"));
-    assert!(said.what.contains("is gone"), "{said:?}");
+    let read_text = place.refuses(&inside("touch ran"));
+    assert!(read_text.what.contains("is gone"), "{read_text:?}");
     assert!(matches!(place.sandbox().read_usage(), Err(SandboxError::Gone(_))));
     assert!(!place.work("ran").exists());
     Ok(())
@@ -110,7 +110,7 @@ fn its_own_end_is_no_loss(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("true");
     place.sandbox().destroy().unwrap();
-    assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
+    assert_eq!(place.event_stream.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
     Ok(())
 }
 
@@ -141,7 +141,7 @@ fn clearing_twice_is_nothing(bench: &Bench) -> Verdict {
 
 /// That they go on without whoever made them, or that nobody finds one again.
 #[track_caller]
-fn demand_adopts(bench: &Bench) -> Result<(), Declared> {
+fn require_adopts(bench: &Bench) -> Result<(), Declared> {
     if bench.capabilities().adopts {
         return Ok(());
     }
@@ -154,7 +154,7 @@ fn demand_adopts(bench: &Bench) -> Result<(), Declared> {
 }
 
 fn who_let_go_finds_it_again(bench: &Bench) -> Verdict {
-    demand_adopts(bench)?;
+    require_adopts(bench)?;
     let place = bench.place();
     place.prints("echo temp > /tmp/file");
     let found = bench.adopt(place.leave()).unwrap();
@@ -163,8 +163,8 @@ fn who_let_go_finds_it_again(bench: &Bench) -> Verdict {
 }
 
 fn what_ran_meanwhile_is_found_again(bench: &Bench) -> Verdict {
-    demand_adopts(bench)?;
-    bench.demand_keeps_background()?;
+    require_adopts(bench)?;
+    bench.require_keeps_background()?;
     let place = bench.place();
     let mark = sleepers::mark(2);
     place.prints(&format!("(setsid sleep {mark} >/dev/null 2>&1 </dev/null &); true"));

@@ -16,8 +16,8 @@ super::cases! { "limits":
 /// That a command met a limit: it was told as that, or the command failed of it.
 #[track_caller]
 fn met(ran: &Ran, limit: LimitKind) {
-    let told = ran.denials.iter().any(|denial| denial.is_of_limit(limit));
-    assert!(told || ran.end.end != CommandEnd::Exited(0), "a limit of {limit} was passed: {ran:?}");
+    let limit_denial = ran.denials.iter().any(|denial| denial.is_of_limit(limit));
+    assert!(limit_denial || ran.end.end != CommandEnd::Exited(0), "a limit of {limit} was passed: {ran:?}");
 }
 
 fn processes_hold_for_all_together(bench: &Bench) -> Verdict {
@@ -63,11 +63,12 @@ fn takes_no_more(place: &Place, plan: &AttemptPlan) {
     let mut going = place.begin(plan, crate::bench::CAPTURE);
     // A kernel ends what takes too much; whoever only counts tells it, and the engine
     // ends the attempt.
-    let told = going.limit();
+    let limit_denial = going.limit();
     going.attempt.kill_processes();
     let ran = going.end();
     assert!(
-        told.is_some_and(|denial| denial.is_of_limit(LimitKind::Memory)) || ran.end.end != CommandEnd::Exited(0),
+        limit_denial.is_some_and(|denial| denial.is_of_limit(LimitKind::Memory))
+            || ran.end.end != CommandEnd::Exited(0),
         "{ran:?}"
     );
 }
@@ -110,10 +111,10 @@ fn processor_time_is_bounded(bench: &Bench) -> Verdict {
     begins(&place, &plan, LimitKind::CpuTime)?;
     let mut going = place.begin(&plan, crate::bench::CAPTURE);
     // Whoever only counts tells it, and the engine ends the attempt.
-    let told = going.limit();
+    let limit_denial = going.limit();
     going.attempt.kill_processes();
     let ran = going.end();
-    assert!(told.is_none_or(|denial| denial.is_of_limit(LimitKind::CpuTime)), "{ran:?}");
+    assert!(limit_denial.is_none_or(|denial| denial.is_of_limit(LimitKind::CpuTime)), "{ran:?}");
     assert_ne!(ran.end.end, CommandEnd::Exited(0), "{ran:?}");
     Ok(())
 }
@@ -151,10 +152,13 @@ fn temp_is_as_large_as_it_is_said(bench: &Bench) -> Verdict {
 #[track_caller]
 fn is_stopped(place: &Place, script: &str, limit: LimitKind) {
     let mut going = place.start(script);
-    let told = going.limit();
+    let limit_denial = going.limit();
     going.attempt.kill_processes();
     let ran = going.end();
-    assert!(told.is_some_and(|denial| denial.is_of_limit(limit)) || ran.end.end == CommandEnd::Exited(1), "{ran:?}");
+    assert!(
+        limit_denial.is_some_and(|denial| denial.is_of_limit(limit)) || ran.end.end == CommandEnd::Exited(1),
+        "{ran:?}"
+    );
 }
 
 fn disk_is_bounded(bench: &Bench) -> Verdict {

@@ -31,15 +31,15 @@ except OSError as e: print(errno.errorcode.get(e.errno, e))"
     ))
 }
 
-fn granted(mut plan: AttemptPlan, wish: &str) -> AttemptPlan {
-    plan.grants.push(grant(wish));
+fn granted(mut plan: AttemptPlan, grant_text: &str) -> AttemptPlan {
+    plan.grants.push(grant(grant_text));
     plan
 }
 
 /// A sandbox whose commands can reach out, and somebody to be reached.
 fn reaching(bench: &Bench) -> Result<(Place, Server, String), crate::bench::Declared> {
     let place = bench.place();
-    place.demand_door()?;
+    place.require_proxy()?;
     let (server, target) = bench.outside()?;
     Ok((place, server, target))
 }
@@ -47,7 +47,7 @@ fn reaching(bench: &Bench) -> Result<(Place, Server, String), crate::bench::Decl
 #[track_caller]
 fn not_reached(ran: &Ran, server: &Server) {
     assert_ne!(ran.stdout(), "hello\n");
-    server.demand_unreached();
+    server.require_unreached();
 }
 
 fn there_is_a_loopback_of_its_own(bench: &Bench) -> Verdict {
@@ -75,10 +75,13 @@ fn the_hosts_loopback_is_not_reached(bench: &Bench) -> Verdict {
     let target = format!("127.0.0.1:{}", server.port());
     let ran = place.run_plan(&dial(&target));
     // Nobody listens on the loopback inside. Where that would be the host's, it is refused and told.
-    let told = ran.denied();
-    let expected = if told.is_empty() { "ECONNREFUSED\n" } else { "EACCES\n" };
+    let denial_lines = ran.denied();
+    let expected = if denial_lines.is_empty() { "ECONNREFUSED\n" } else { "EACCES\n" };
     assert_eq!(ran.ok(), expected);
-    assert!(told.is_empty() || told == [format!("Connect {target} [connect {target}]")], "{told:?}");
+    assert!(
+        denial_lines.is_empty() || denial_lines == [format!("Connect {target} [connect {target}]")],
+        "{denial_lines:?}"
+    );
     not_reached(&ran, &server);
     Ok(())
 }
@@ -90,7 +93,7 @@ fn nobody_is_reached_without_a_grant(bench: &Bench) -> Verdict {
         let ran = place.run_plan(&dial(&target));
         assert!(!["hello\n", "silence\n"].contains(&ran.ok().as_str()), "{ran:?}");
     }
-    server.demand_unreached();
+    server.require_unreached();
     Ok(())
 }
 
@@ -121,7 +124,7 @@ fn a_grant_is_for_its_command_alone(bench: &Bench) -> Verdict {
 
 fn a_refusal_is_exact(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
-    place.demand_exact()?;
+    place.require_exact()?;
     let ran = place.run_plan(&dial(&target));
     let mut denied = ran.denied();
     // Each of its addresses may be tried.
@@ -148,7 +151,7 @@ fn an_address_is_reached_by_its_grant(bench: &Bench) -> Verdict {
     std::thread::spawn(move || listener.accept().map(|(mut s, _)| std::io::Write::write_all(&mut s, b"by address\n")));
     assert_ne!(place.run_plan(&dial(&target)).stdout(), "by address\n");
     assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "by address\n");
-    server.demand_unreached();
+    server.require_unreached();
     Ok(())
 }
 
@@ -199,7 +202,7 @@ print([s.recv(6) for s in all].count(b'hello\\n'))"
 
 /// Asks for a connect that is held, and answers.
 #[track_caller]
-fn asked(
+fn answer_held_connect(
     bench: &Bench,
     answer: impl FnOnce(&stockade_model::Denial) -> HeldAnswer,
 ) -> Result<(Ran, Server), crate::bench::Declared> {
@@ -214,13 +217,14 @@ fn asked(
 }
 
 fn a_held_connect_goes_on(bench: &Bench) -> Verdict {
-    let (ran, server) = asked(bench, |denial| HeldAnswer::Granted(denial.grant.iter().cloned().collect()))?;
+    let (ran, server) =
+        answer_held_connect(bench, |denial| HeldAnswer::Granted(denial.grant.iter().cloned().collect()))?;
     assert_eq!((ran.ok().as_str(), server.reached()), ("hello\n", 1));
     Ok(())
 }
 
 fn a_held_connect_is_refused(bench: &Bench) -> Verdict {
-    let (ran, server) = asked(bench, |_| HeldAnswer::Refused)?;
+    let (ran, server) = answer_held_connect(bench, |_| HeldAnswer::Refused)?;
     not_reached(&ran, &server);
     Ok(())
 }
@@ -287,7 +291,7 @@ s = socket.socket(); s.bind(('', 0)); s.listen(); open('port.new', 'w').write(st
 time.sleep(1000)";
     let going = place.begin(&python(serve), crate::bench::CAPTURE);
     place.wait_for("port");
-    let port: u16 = place.said("port").parse().unwrap();
+    let port: u16 = place.read_text("port").parse().unwrap();
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
     going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));

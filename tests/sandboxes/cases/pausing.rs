@@ -24,7 +24,7 @@ fn length(place: &Place) -> u64 {
 }
 
 fn nothing_progresses(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     let stood_at = length(&place);
@@ -36,7 +36,7 @@ fn nothing_progresses(bench: &Bench) -> Verdict {
 }
 
 fn it_goes_on_where_it_stood(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     let going = place.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo $((6 * 7))");
     place.wait_for("ready");
@@ -48,18 +48,18 @@ fn it_goes_on_where_it_stood(bench: &Bench) -> Verdict {
 }
 
 fn a_command_is_refused_meanwhile(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     place.sandbox().pause().unwrap();
-    let said = place.refuses(&crate::bench::inside("touch ran"));
-    assert!(said.what.contains("is paused"), "{said:?}");
+    let read_text = place.refuses(&crate::bench::inside("touch ran"));
+    assert!(read_text.what.contains("is paused"), "{read_text:?}");
     place.sandbox().resume().unwrap();
     assert_eq!(place.prints("ls"), "");
     Ok(())
 }
 
 fn pausing_twice_is_pausing_once(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     place.sandbox().pause().unwrap();
     place.sandbox().pause().unwrap();
@@ -69,7 +69,7 @@ fn pausing_twice_is_pausing_once(bench: &Bench) -> Verdict {
 }
 
 fn resuming_what_goes_is_nothing(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     place.sandbox().resume().unwrap();
     assert_eq!(place.prints("echo on"), "on\n");
@@ -77,7 +77,7 @@ fn resuming_what_goes_is_nothing(bench: &Bench) -> Verdict {
 }
 
 fn a_paused_one_can_be_destroyed(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     place.sandbox().destroy().unwrap();
@@ -88,7 +88,7 @@ fn a_paused_one_can_be_destroyed(bench: &Bench) -> Verdict {
 }
 
 fn another_goes_on(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let (one, other) = (bench.place(), bench.place());
     one.sandbox().pause().unwrap();
     assert_eq!(other.prints("echo on"), "on\n");
@@ -97,17 +97,17 @@ fn another_goes_on(bench: &Bench) -> Verdict {
 }
 
 fn its_files_are_there(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     place.prints("echo text > file");
     place.sandbox().pause().unwrap();
-    assert_eq!(place.said("file"), "text\n");
+    assert_eq!(place.read_text("file"), "text\n");
     place.sandbox().resume().unwrap();
     Ok(())
 }
 
 fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let place = bench.place();
     let going = place.start("touch ready; sleep 1000");
     place.wait_for("ready");
@@ -119,7 +119,7 @@ fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
 }
 
 fn what_it_uses_is_told(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
+    bench.require_pauses()?;
     let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
     let usage = place.sandbox().read_usage().unwrap();

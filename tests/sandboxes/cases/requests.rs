@@ -15,28 +15,28 @@ super::cases! { "requests":
 }
 
 fn a_request_goes_its_way(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    let place = &desk.place;
-    let outcome = desk.run("echo through > file");
+    let fixture = Desk::of(bench, &[]);
+    let place = &fixture.place;
+    let outcome = fixture.run("echo through > file");
     assert_eq!((outcome.status, outcome.exit_code), (FinalStatus::Exited, Some(0)), "{outcome:?}");
-    assert_eq!(place.said("file"), "through\n");
+    assert_eq!(place.read_text("file"), "through\n");
     assert_eq!(outcome.attempts[0].backend, place.sandbox().backend().name());
     Ok(())
 }
 
 fn its_record_begins_before_it(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    desk.run("true");
-    let events = desk.events();
+    let fixture = Desk::of(bench, &[]);
+    fixture.run("true");
+    let events = fixture.events();
     let at = |name: &str| events.iter().position(|event| event == name).unwrap_or_else(|| panic!("{name}: {events:?}"));
     assert!(at("requested") < at("starting") && at("starting") < at("finished"));
     Ok(())
 }
 
 fn its_own_exit_is_the_outcomes(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    assert_eq!(desk.run("exit 42").exit_code, Some(42));
-    let killed = desk.run("kill -KILL $$");
+    let fixture = Desk::of(bench, &[]);
+    assert_eq!(fixture.run("exit 42").exit_code, Some(42));
+    let killed = fixture.run("kill -KILL $$");
     assert_eq!((killed.status, killed.signal), (FinalStatus::Signaled, Some(9)));
     Ok(())
 }
@@ -44,25 +44,25 @@ fn its_own_exit_is_the_outcomes(bench: &Bench) -> Verdict {
 const RULE: &str = "[[rules]]\nprefix = [\"git\"]\neffect = \"deny\"\njustification = \"not here\"\n";
 
 fn a_rule_refuses_it(bench: &Bench) -> Verdict {
-    let desk = Desk::ruled(bench, RULE, &[]);
-    let place = &desk.place;
-    let outcome = desk.run("git --version > ran");
+    let fixture = Desk::ruled(bench, RULE, &[]);
+    let place = &fixture.place;
+    let outcome = fixture.run("git --version > ran");
     assert_eq!(outcome.status, FinalStatus::Refused, "{outcome:?}");
     assert!(!place.work("ran").exists());
     Ok(())
 }
 
 fn its_time_runs_out(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    let outcome = desk.request("sleep 1000", |request| request.timeout_ms = Some(1500));
+    let fixture = Desk::of(bench, &[]);
+    let outcome = fixture.request("sleep 1000", |request| request.timeout_ms = Some(1500));
     assert_eq!(outcome.status, FinalStatus::TimedOut, "{outcome:?}");
-    assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
+    assert_eq!(fixture.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
 fn a_limit_ends_it(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    let outcome = desk.request("while :; do :; done", |request| request.limits.set_limit(LimitKind::CpuTime, 500));
+    let fixture = Desk::of(bench, &[]);
+    let outcome = fixture.request("while :; do :; done", |request| request.limits.set_limit(LimitKind::CpuTime, 500));
     if outcome.status == FinalStatus::Error {
         let why = outcome.error.unwrap_or_default();
         assert!(why.contains("cpu_time"), "{why}");
@@ -73,11 +73,11 @@ fn a_limit_ends_it(bench: &Bench) -> Verdict {
 }
 
 fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
-    let place = &desk.place;
-    let outcome = desk.request("echo x > .bashrc; true", |request| request.approval_mode = ApprovalMode::Never);
-    assert_eq!((outcome.status, desk.asked()), (FinalStatus::Exited, 0), "{outcome:?}");
-    if place.demand_exact().is_ok() {
+    let fixture = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
+    let place = &fixture.place;
+    let outcome = fixture.request("echo x > .bashrc; true", |request| request.approval_mode = ApprovalMode::Never);
+    assert_eq!((outcome.status, fixture.question_count()), (FinalStatus::Exited, 0), "{outcome:?}");
+    if place.require_exact().is_ok() {
         assert_eq!(outcome.attempts[0].denials.len(), 1);
         assert!(!place.work(".bashrc").exists());
     }
@@ -85,44 +85,48 @@ fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
 }
 
 fn a_question_is_answered_in_place(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
-    let place = &desk.place;
+    let fixture = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
+    let place = &fixture.place;
     super::holds::demand(bench, place)?;
-    let outcome = desk.run("echo x > .bashrc && echo once >> count");
-    assert_eq!((outcome.status, outcome.exit_code, desk.asked()), (FinalStatus::Exited, Some(0), 1), "{outcome:?}");
+    let outcome = fixture.run("echo x > .bashrc && echo once >> count");
     assert_eq!(
-        (place.said(".bashrc"), place.said("count"), outcome.attempts.len()),
+        (outcome.status, outcome.exit_code, fixture.question_count()),
+        (FinalStatus::Exited, Some(0), 1),
+        "{outcome:?}"
+    );
+    assert_eq!(
+        (place.read_text(".bashrc"), place.read_text("count"), outcome.attempts.len()),
         ("x\n".into(), "once\n".into(), 1)
     );
     Ok(())
 }
 
 fn a_no_is_a_refusal(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[ApprovalAnswer::Denied(ApprovalScope::Once)]);
-    let place = &desk.place;
+    let fixture = Desk::of(bench, &[ApprovalAnswer::Denied(ApprovalScope::Once)]);
+    let place = &fixture.place;
     super::holds::demand(bench, place)?;
-    let outcome = desk.run("echo x > .bashrc || exit 7");
-    assert_eq!((outcome.exit_code, desk.asked()), (Some(7), 1), "{outcome:?}");
+    let outcome = fixture.run("echo x > .bashrc || exit 7");
+    assert_eq!((outcome.exit_code, fixture.question_count()), (Some(7), 1), "{outcome:?}");
     assert!(!place.work(".bashrc").exists());
     Ok(())
 }
 
 fn an_interrupt_ends_it(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    let place = &desk.place;
+    let fixture = Desk::of(bench, &[]);
+    let place = &fixture.place;
     let ready = place.work("ready");
     let begun = || crate::bench::wait_until("it runs", || ready.exists());
-    let outcome = desk.interrupted("touch ready; exec sleep 1000", 15, begun);
+    let outcome = fixture.interrupted("touch ready; exec sleep 1000", 15, begun);
     assert!([FinalStatus::Signaled, FinalStatus::Aborted].contains(&outcome.status), "{outcome:?}");
-    assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
+    assert_eq!(fixture.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
 fn a_grant_of_the_request_is_given(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
-    let place = &desk.place;
-    place.demand_exact()?;
-    let outcome = desk.request("mkdir .git", |request| {
+    let fixture = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
+    let place = &fixture.place;
+    place.require_exact()?;
+    let outcome = fixture.request("mkdir .git", |request| {
         request.approval_mode = ApprovalMode::OnRequest;
         request.grants = vec![grant("write /workspace/.git")];
     });
@@ -131,11 +135,11 @@ fn a_grant_of_the_request_is_given(bench: &Bench) -> Verdict {
 }
 
 fn a_paused_sandbox_is_an_error(bench: &Bench) -> Verdict {
-    bench.demand_pauses()?;
-    let desk = Desk::of(bench, &[]);
-    let place = &desk.place;
+    bench.require_pauses()?;
+    let fixture = Desk::of(bench, &[]);
+    let place = &fixture.place;
     place.sandbox().pause().unwrap();
-    let outcome = desk.run("touch ran");
+    let outcome = fixture.run("touch ran");
     place.sandbox().resume().unwrap();
     assert_eq!(outcome.status, FinalStatus::Error);
     assert!(outcome.error.as_ref().is_some_and(|why| why.contains("paused")) && !place.work("ran").exists());
@@ -143,10 +147,10 @@ fn a_paused_sandbox_is_an_error(bench: &Bench) -> Verdict {
 }
 
 fn one_that_is_gone_is_an_error(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[]);
-    let place = &desk.place;
+    let fixture = Desk::of(bench, &[]);
+    let place = &fixture.place;
     place.sandbox().destroy().unwrap();
-    let outcome = desk.run("true");
+    let outcome = fixture.run("true");
     assert!(
         outcome.status == FinalStatus::Error && outcome.error.as_ref().is_some_and(|why| why.contains("gone")),
         "{outcome:?}"
@@ -156,9 +160,12 @@ fn one_that_is_gone_is_an_error(bench: &Bench) -> Verdict {
 
 fn output_is_in_the_outcome(bench: &Bench) -> Verdict {
     let outcome = Desk::of(bench, &[]).run("echo out; echo err >&2");
-    let said = |text: &Option<stockade_model::RawText>| text.as_ref().map(|text| text.as_bytes().to_vec());
+    let read_text = |text: &Option<stockade_model::RawText>| text.as_ref().map(|text| text.as_bytes().to_vec());
     let attempt = &outcome.attempts[0];
-    assert_eq!((said(&attempt.stdout), said(&attempt.stderr)), (Some(b"out\n".to_vec()), Some(b"err\n".to_vec())));
+    assert_eq!(
+        (read_text(&attempt.stdout), read_text(&attempt.stderr)),
+        (Some(b"out\n".to_vec()), Some(b"err\n".to_vec()))
+    );
     Ok(())
 }
 
@@ -166,11 +173,11 @@ fn what_was_reached_is_in_the_outcome(bench: &Bench) -> Verdict {
     let (_server, target) = bench.outside()?;
     let (host, port) = target.split_once(':').unwrap();
     let rules = "[profiles.workspace.egress]\nspecial = [\"127.0.0.0/8\", \"::1\"]\n";
-    let desk = Desk::ruled(bench, rules, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
-    let place = &desk.place;
-    place.demand_door()?;
+    let fixture = Desk::ruled(bench, rules, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
+    let place = &fixture.place;
+    place.require_proxy()?;
     let script = format!("python3 -c 'import socket; print(socket.create_connection((\"{host}\", {port})).recv(6))'");
-    let outcome = desk.request(&script, |request| {
+    let outcome = fixture.request(&script, |request| {
         request.approval_mode = ApprovalMode::OnRequest;
         request.grants = vec![grant(&format!("connect {target}"))];
     });

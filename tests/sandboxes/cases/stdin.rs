@@ -32,10 +32,10 @@ fn answer(bench: &Bench, script: &str, input: &[u8]) -> Vec<u8> {
     let input = input.to_owned();
     // A reader that ends early is a case of its own.
     let writer = thread::spawn(move || drop(stdin.write_all(&input)));
-    let heard = stdout.whole();
+    let output = stdout.whole();
     writer.join().unwrap();
     going.end().ended(CommandEnd::Exited(0));
-    heard
+    output
 }
 
 fn text_is_read(bench: &Bench) -> Verdict {

@@ -50,9 +50,11 @@ fn a_megabyte_is_kept_whole(bench: &Bench) -> Verdict {
 fn what_is_beyond_the_limit_is_dropped_from_the_middle(bench: &Bench) -> Verdict {
     let script = "echo begin; yes middle | head -n 100000; echo end";
     let ran = bench.place().begin(&inside(script), StdioMode::Capture { limit_bytes: 1000 }).end();
-    let said = ran.ok();
-    assert!(ran.end.truncated && said.len() < 1100, "{} bytes", said.len());
-    assert!(said.starts_with("begin\nmiddle\n") && said.ends_with("middle\nend\n") && said.contains("bytes dropped"));
+    let output = ran.ok();
+    assert!(ran.end.truncated && output.len() < 1100, "{} bytes", output.len());
+    assert!(
+        output.starts_with("begin\nmiddle\n") && output.ends_with("middle\nend\n") && output.contains("bytes dropped")
+    );
     Ok(())
 }
 
@@ -87,9 +89,9 @@ fn thirty_megabytes_go_through(bench: &Bench) -> Verdict {
     let pipes = Pipes::new();
     let going = place.begin(&inside("head -c 30000000 /dev/zero; echo end"), StdioMode::Inherit);
     let_go();
-    let heard = pipes.stdout.whole();
+    let output_bytes = pipes.stdout.whole();
     going.end().ended(CommandEnd::Exited(0));
-    assert_eq!((heard.len(), &heard[30_000_000..]), (30_000_004, &b"end\n"[..]));
+    assert_eq!((output_bytes.len(), &output_bytes[30_000_000..]), (30_000_004, &b"end\n"[..]));
     Ok(())
 }
 

@@ -30,7 +30,7 @@ fn ends(going: Going, code: i32) {
 
 /// That its terminals are all that a terminal is, or that the report says what is missing.
 #[track_caller]
-fn demand_whole(place: &Place) -> Result<(), Declared> {
+fn require_whole(place: &Place) -> Result<(), Declared> {
     let (going, terminal) = seated(place, "echo here");
     terminal.shown.until("here");
     let ran = going.end();
@@ -71,7 +71,7 @@ fn a_new_size_is_felt(bench: &Bench) -> Verdict {
 
 fn it_is_the_controlling_one(bench: &Bench) -> Verdict {
     let place = bench.place();
-    demand_whole(&place)?;
+    require_whole(&place)?;
     let (going, terminal) = seated(&place, "echo by name > /dev/tty; ps -o tty= -p $$ 2>/dev/null; exit 5");
     terminal.shown.until("by name\r\n");
     ends(going, 5);
@@ -80,7 +80,7 @@ fn it_is_the_controlling_one(bench: &Bench) -> Verdict {
 
 fn keys_are_read_line_by_line(bench: &Bench) -> Verdict {
     let place = bench.place();
-    demand_whole(&place)?;
+    require_whole(&place)?;
     let (going, mut terminal) = seated(&place, "echo ready; read x; echo \"heard $x\"");
     terminal.shown.until("ready");
     terminal.press("hellp\x7fo\r");
@@ -126,7 +126,7 @@ fn a_quit_ends_with_its_signal(bench: &Bench) -> Verdict {
 
 fn an_end_of_input_is_felt(bench: &Bench) -> Verdict {
     let place = bench.place();
-    demand_whole(&place)?;
+    require_whole(&place)?;
     let (going, mut terminal) = seated(&place, "echo ready; cat > kept; echo over $(cat kept)");
     terminal.shown.until("ready");
     terminal.press("line\r\x04");
@@ -148,7 +148,7 @@ fn raw_keys_arrive_at_once(bench: &Bench) -> Verdict {
 fn a_stopped_job_is_taken_up_again(bench: &Bench) -> Verdict {
     let script = "set -m; (echo ready; read x; echo \"job $x\"); echo stopped $?; fg >/dev/null; echo over";
     let place = bench.place();
-    demand_whole(&place)?;
+    require_whole(&place)?;
     let (going, mut terminal) = seated(&place, script);
     terminal.shown.until("ready");
     terminal.press("\x1a");
@@ -176,7 +176,7 @@ fn when_it_hangs_up_the_command_is_told(bench: &Bench) -> Verdict {
 fn a_program_may_ask_for_a_password(bench: &Bench) -> Verdict {
     let program = "python3 -c 'import getpass; print(len(getpass.getpass(\"password: \")))'";
     let place = bench.place();
-    demand_whole(&place)?;
+    require_whole(&place)?;
     let (going, mut terminal) = seated(&place, program);
     terminal.shown.until("password: ");
     terminal.press("secret\r");

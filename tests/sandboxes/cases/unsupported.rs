@@ -73,9 +73,9 @@ fn nothing_is_left_of_what_was_refused(bench: &Bench) -> Verdict {
 
 fn secrets_are_refused_or_put_in(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let wish = crate::bench::grant("secret token to host.test:443");
-    assert!(!place.sandbox().backend().supports_grant(&wish, place.plan.level));
+    let secret_grant = crate::bench::grant("secret token to host.test:443");
+    assert!(!place.sandbox().backend().supports_grant(&secret_grant, place.plan.level));
     let mut plan = inside("true");
-    plan.grants = vec![wish];
+    plan.grants = vec![secret_grant];
     Err(crate::bench::Declared(place.refuses(&plan).what))
 }

@@ -26,15 +26,15 @@ fn what_it_makes_belongs_to_the_owner(bench: &Bench) -> Verdict {
 
 fn it_finds_its_own_name(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let said = place.prints("id -un; python3 -c 'import pwd, os; print(pwd.getpwuid(os.getuid()).pw_dir)'; echo ~");
-    let lines: Vec<&str> = said.lines().collect();
-    assert!(["agent", "root"].contains(&lines[0]) && lines[1..] == ["/home/agent", "/home/agent"], "{said}");
+    let output = place.prints("id -un; python3 -c 'import pwd, os; print(pwd.getpwuid(os.getuid()).pw_dir)'; echo ~");
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(["agent", "root"].contains(&lines[0]) && lines[1..] == ["/home/agent", "/home/agent"], "{output}");
     Ok(())
 }
 
 fn it_has_no_capabilities(bench: &Bench) -> Verdict {
-    let said = bench.place().prints("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u");
-    assert_eq!(said, "0000000000000000\n");
+    let output = bench.place().prints("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u");
+    assert_eq!(output, "0000000000000000\n");
     Ok(())
 }
 
@@ -71,8 +71,8 @@ fn what_it_may_not_read_stays_unread(bench: &Bench) -> Verdict {
     match ran.ok().as_str() {
         "0\n0\n" => Ok(()),
         // That of a launcher, in which nothing of the host's is.
-        said => {
-            assert!(said.starts_with("0\n"), "{said}");
+        output => {
+            assert!(output.starts_with("0\n"), "{output}");
             Err(ran.declares("launcher"))
         }
     }
@@ -87,8 +87,8 @@ fn the_masks_of_new_files_are_its_own(bench: &Bench) -> Verdict {
 }
 
 fn it_has_no_groups_of_the_host(bench: &Bench) -> Verdict {
-    let said = bench.place().prints("id -g; id -G");
-    let (own, all) = said.split_once('\n').unwrap();
+    let output = bench.place().prints("id -g; id -G");
+    let (own, all) = output.split_once('\n').unwrap();
     // Those that are not known inside are shown as nobody's.
     let others: Vec<&str> = all.split_whitespace().filter(|group| *group != own && *group != "65534").collect();
     assert_eq!(others, Vec::<&str>::new());
@@ -106,8 +106,8 @@ fn other_users_files_are_not_its_to_give(bench: &Bench) -> Verdict {
 
 fn new_namespaces_give_nothing(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let said = place.prints("unshare -Urm sh -c 'mount -t tmpfs x /mnt && touch mounted' 2>/dev/null; true");
-    assert_eq!(said, "");
+    let output = place.prints("unshare -Urm sh -c 'mount -t tmpfs x /mnt && touch mounted' 2>/dev/null; true");
+    assert_eq!(output, "");
     assert!(!place.work("mounted").exists(), "it mounted");
     Ok(())
 }

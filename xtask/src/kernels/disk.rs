@@ -94,15 +94,15 @@ pub fn boot(work: &Path, name: &str, package: &Path, system: &Path) -> Result<Bo
 /// What the service manager starts: the checks, and the user's own manager.
 fn serve(system: &Path) -> Result<()> {
     let units = system.join("etc/systemd/system");
-    let wanted = units.join("multi-user.target.wants");
+    let wants_dir = units.join("multi-user.target.wants");
     let linger = system.join("var/lib/systemd/linger");
-    for directory in [&wanted, &linger] {
+    for directory in [&wants_dir, &linger] {
         fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
     }
     fs::write(linger.join("stockade-test"), "")?;
     fs::write(units.join("checks.service"), SERVICE)?;
     for (link, unit) in [
-        (wanted.join("checks.service"), "/etc/systemd/system/checks.service"),
+        (wants_dir.join("checks.service"), "/etc/systemd/system/checks.service"),
         (units.join("default.target"), "/lib/systemd/system/multi-user.target"),
     ] {
         let _ = fs::remove_file(&link);

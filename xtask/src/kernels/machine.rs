@@ -61,10 +61,10 @@ impl Report {
     }
 
     /// Reads lines `begin NAME`, `say TEXT` and `end CODE`.
-    fn read(said: &str, console: String) -> Self {
+    fn read(guest_output: &str, console: String) -> Self {
         let mut checks = HashMap::new();
         let mut at = None;
-        for line in said.lines().map(str::trim_end) {
+        for line in guest_output.lines().map(str::trim_end) {
             match (line.split_once(' ').unwrap_or((line, "")), &mut at) {
                 (("begin", name), _) => at = Some((name.to_owned(), String::new())),
                 (("end", code), Some((name, output))) => {
@@ -117,7 +117,7 @@ pub fn run(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<R
 /// Runs a machine once: its report, and whether the emulation spoilt it.
 fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Report, bool)> {
     let file = |kind: &str| boot.disk.with_extension(format!("{}.{kind}", first.list()));
-    let (console, said) = (file("console"), file("said"));
+    let (console, guest_output) = (file("console"), file("said"));
     let command_line = format!("console=ttyS0 quiet panic=-1 mitigations=off {}", first.parameter());
     let drive = |path: &Path, more: &str| format!("file={},if=virtio,format=raw,{more}", path.display());
     let machine = Command::new("qemu-system-x86_64")
@@ -132,7 +132,7 @@ fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Rep
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .arg("-serial")
-        .arg(format!("file:{}", said.display()))
+        .arg(format!("file:{}", guest_output.display()))
         .arg("-kernel")
         .arg(&boot.kernel)
         .arg("-initrd")
@@ -151,7 +151,8 @@ fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Rep
     let read = |path: &Path| fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
     let console = read(&console).context("reading the console")?;
     let tail = console.char_indices().rev().nth(CONSOLE_TAIL).map_or(0, |(at, _)| at);
-    let report = Report::read(&read(&said).context("reading what the machine said")?, console[tail..].to_owned());
+    let report =
+        Report::read(&read(&guest_output).context("reading what the machine said")?, console[tail..].to_owned());
     Ok((report, console.contains(EMULATION_FAULT)))
 }
 

@@ -111,15 +111,15 @@ const MANAGER: &str = "manager";
 
 /// `kernels [--short | --only TARGET[,TARGET...] | --only TARGET FILTER] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
-    let wanted = Wanted::read(arguments)?;
+    let selection = Wanted::read(arguments)?;
     packages::need_programs()?;
-    let built = build(&wanted.suites)?;
+    let built = build(&selection.suites)?;
     let work = built.stockade.ancestors().nth(3).context("the target directory")?.join("kernels");
     let system = disk::system(&work)?;
-    let checks = wanted.checks();
+    let checks = selection.checks();
     let load = disk::load(&work, &built, &checks)?;
     let mut boots = Vec::new();
-    for kernel in &wanted.kernels {
+    for kernel in &selection.kernels {
         let package = packages::kernel(&work, kernel.name, kernel.release)?;
         boots.push((kernel, disk::boot(&work, kernel.name, &package, &system)?));
     }
@@ -268,7 +268,7 @@ fn build(suites: &[Suite<'_>]) -> Result<Built> {
 }
 
 /// Runs cargo and gives the executables it made, by target.
-fn cargo(arguments: &[&str], wanted: impl Fn(&str, bool) -> bool) -> Result<Vec<(String, PathBuf)>> {
+fn cargo(arguments: &[&str], selection: impl Fn(&str, bool) -> bool) -> Result<Vec<(String, PathBuf)>> {
     let output = Command::new("cargo")
         .args(arguments)
         .arg("--message-format=json-render-diagnostics")
@@ -282,7 +282,7 @@ fn cargo(arguments: &[&str], wanted: impl Fn(&str, bool) -> bool) -> Result<Vec<
         let message: serde_json::Value = serde_json::from_slice(line).context("reading what cargo said")?;
         let target = message["target"]["name"].as_str().unwrap_or_default();
         if let Some(path) = message["executable"].as_str()
-            && wanted(target, message["profile"]["test"].as_bool().unwrap_or(false))
+            && selection(target, message["profile"]["test"].as_bool().unwrap_or(false))
         {
             found.push((target.to_owned(), PathBuf::from(path)));
         }

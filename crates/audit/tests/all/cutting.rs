@@ -38,8 +38,8 @@ fn cut(dir: &Path, lines: u64) {
 #[track_caller]
 fn is_cut(dir: &Path, anchors: &[LogAnchor], lines: u64, by: LogEndSource) {
     match verify_with(dir, anchors) {
-        Err(VerifyError::Broken { line, why: LineFault::Missing { last: LINES, count, witness } }) => {
-            assert_eq!((line, count, witness), (LINES - lines + 1, lines, by));
+        Err(VerifyError::Broken { line, why: LineFault::Missing { last: LINES, count, end_source } }) => {
+            assert_eq!((line, count, end_source), (LINES - lines + 1, lines, by));
         }
         other => panic!("{lines} lines cut: {other:?}"),
     }

@@ -31,7 +31,7 @@ fn child(name: &str, dir: &Path, before: &[&str]) -> Command {
 }
 
 /// Where to work; `None` where nobody started this as a child.
-fn given_dir() -> Option<std::path::PathBuf> {
+fn read_child_dir() -> Option<std::path::PathBuf> {
     std::env::var_os(DIR).map(Into::into)
 }
 
@@ -51,7 +51,7 @@ fn finish(mut child: Child) {
 #[test]
 #[ignore = "child of two_processes_keep_one_chain"]
 fn child_appends() {
-    let Some(dir) = given_dir() else { return };
+    let Some(dir) = read_child_dir() else { return };
     let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0..COUNT {
         log.append_event(&event(n, &format!("from {}", std::process::id()))).unwrap();
@@ -78,7 +78,7 @@ fn two_processes_keep_one_chain() {
 #[test]
 #[ignore = "child of sudden_death_is_recovered"]
 fn child_appends_forever() {
-    let Some(dir) = given_dir() else { return };
+    let Some(dir) = read_child_dir() else { return };
     let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0.. {
         log.append_batch(&[event(n, "a"), event(n, &"b".repeat(20_000))]).unwrap();
@@ -128,7 +128,7 @@ fn torn(tail: &[u8], recovers: bool) {
         assert_eq!((found.seq, found.bytes), (4, tail.len() as u64));
         assert_eq!(fs::read(&found.file).unwrap(), tail);
         assert_eq!(fs::read(&path).unwrap(), whole);
-        assert_eq!(holds(&dir, 3).set_aside.len(), 1 + round);
+        assert_eq!(holds(&dir, 3).torn_files.len(), 1 + round);
         if round == 0 {
             fs::write(&path, [&whole, tail].concat()).unwrap();
         } else {
@@ -175,7 +175,7 @@ fn a_torn_end_of_another_process_is_set_aside_while_open() {
 #[test]
 #[ignore = "child of the full disk tests"]
 fn child_fills_the_disk() {
-    let Some(dir) = given_dir() else { return };
+    let Some(dir) = read_child_dir() else { return };
     let log = AuditLogWriter::open(&dir).unwrap();
     let mut done = 0;
     let error = loop {

@@ -62,12 +62,12 @@ fn reading_goes_on_where_it_ended() {
     assert_eq!(lines(&mut reading), [1, 2, 3]);
     three(&dir);
     assert_eq!(lines(&mut reading), [0; 0]);
-    reading.look_again().unwrap();
+    reading.read_appended_lines().unwrap();
     assert_eq!(lines(&mut reading), [4, 5, 6]);
-    reading.look_again().unwrap();
+    reading.read_appended_lines().unwrap();
     assert_eq!(lines(&mut reading), [0; 0]);
     fs::write(dir.join("audit.jsonl"), "").unwrap();
-    assert!(reading.look_again().unwrap_err().to_string().contains("became shorter"));
+    assert!(reading.read_appended_lines().unwrap_err().to_string().contains("became shorter"));
 }
 
 #[test]

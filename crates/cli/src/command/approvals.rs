@@ -10,7 +10,7 @@ use crate::args::ApprovalsCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::render::approvals as text;
-use crate::{exit, meaning, places};
+use crate::{exit, locations, resolved_args};
 
 /// Lists, shows or revokes answers.
 ///
@@ -47,7 +47,7 @@ pub fn end_session(session: &SessionId) -> Result<(), CliError> {
 }
 
 fn locate_approvals_store() -> Result<PathBuf, CliError> {
-    Ok(places::state_path(&read_variable)?.join("approvals.db"))
+    Ok(locations::state_path(&read_variable)?.join("approvals.db"))
 }
 
 /// Returns the answers in force, the oldest first.
@@ -60,12 +60,12 @@ pub fn in_force() -> Result<Vec<ApprovalRecord>, CliError> {
 }
 
 fn list_approvals(session: Option<&str>, all: bool, json: bool) -> CommandResult {
-    let session = session.map(meaning::parse_session_id).transpose()?;
+    let session = session.map(resolved_args::parse_session_id).transpose()?;
     let now_ms = now_ms();
     let answers = open_existing_store()?.map(|store| store.list_answers()).transpose()?.unwrap_or_default();
-    let wanted =
+    let is_selected =
         |answer: &&ApprovalRecord| (all || answer.in_force(now_ms)) && (session.is_none() || answer.session == session);
-    let found: Vec<_> = answers.iter().filter(wanted).collect();
+    let found: Vec<_> = answers.iter().filter(is_selected).collect();
     print_each(&found, json, (|answer| *answer, |answer| text::format_line(answer, now_ms)), "nothing is remembered\n")
 }
 
@@ -87,7 +87,7 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
     }
     // Revoked before it is recorded: a failure to write the audit log must not keep a grant in
     // force.
-    let state = places::StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = locations::StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let log = AuditLog::open(&state)?;
     log.record_now(answer.request, answer.session, EventKind::Revoked { approval: id.to_string() })?;
     print_output(&format!("revoked {id}\n"))?;

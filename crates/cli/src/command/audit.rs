@@ -11,9 +11,9 @@ use stockade_model::{EVENT_TYPES, RawText};
 
 use super::{CommandResult, now_ms, output_error, print_output, print_result, read_variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
-use crate::audit_log::kept_anchors;
+use crate::audit_log::list_stored_anchors;
 use crate::failure::CliError;
-use crate::{exit, meaning, places, render};
+use crate::{exit, locations, render, resolved_args};
 
 /// Most events that `--last` keeps in memory.
 const MAX_LAST_EVENTS: usize = 100_000;
@@ -30,8 +30,8 @@ pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
             show_events(build_filter(typed)?, None, json)
         }
         AuditCommand::Verify { json } => {
-            let state = places::state_path(&read_variable)?;
-            verify_audit_log(&state.join("audit"), &state.join(places::ANCHORS_FILE), json)
+            let state = locations::state_path(&read_variable)?;
+            verify_audit_log(&state.join("audit"), &state.join(locations::ANCHORS_FILE), json)
         }
     }
 }
@@ -53,15 +53,15 @@ pub fn filter_entries(
 ) -> Result<EntryFilter, CliError> {
     Ok(EntryFilter {
         request: request.map(str::parse).transpose()?,
-        session: session.map(meaning::parse_session_id).transpose()?,
-        since_ms: since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
+        session: session.map(resolved_args::parse_session_id).transpose()?,
+        since_ms: since.map(|since| now_ms().saturating_sub(resolved_args::to_milliseconds(since))),
         ..EntryFilter::default()
     })
 }
 
 /// Starts a query of the user's audit log.
 pub fn query_own_log(filter: EntryFilter) -> Result<LogQuery, CliError> {
-    Ok(stockade_audit::query_log(&places::state_path(&read_variable)?.join("audit"), filter)?)
+    Ok(stockade_audit::query_log(&locations::state_path(&read_variable)?.join("audit"), filter)?)
 }
 
 fn show_events(filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {
@@ -72,21 +72,21 @@ fn show_events(filter: EntryFilter, last: Option<usize>, json: bool) -> CommandR
     }
     let entries = query_own_log(filter)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut kept = VecDeque::new();
+    let mut recent_texts = VecDeque::new();
     for entry in entries {
         let entry = entry?;
         let text = if json { json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
         match last {
             None => write_output(&mut out, &text)?,
             Some(last) => {
-                kept.push_back(text);
-                if kept.len() > last {
-                    kept.pop_front();
+                recent_texts.push_back(text);
+                if recent_texts.len() > last {
+                    recent_texts.pop_front();
                 }
             }
         }
     }
-    for text in kept {
+    for text in recent_texts {
         write_output(&mut out, &text)?;
     }
     write_output(&mut out, "")?;
@@ -112,7 +112,7 @@ pub fn json_line(entry: &LogEntry) -> Result<String, CliError> {
 }
 
 fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
-    let anchors = kept_anchors(anchors)?;
+    let anchors = list_stored_anchors(anchors)?;
     match stockade_audit::verify_with(dir, &anchors) {
         Ok(found) => {
             let earlier: Vec<&LogAnchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
@@ -128,7 +128,7 @@ fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
                 "lost": found.lost,
                 "earlier_logs": earlier.iter().map(|anchor| anchor.seq).collect::<Vec<_>>(),
                 "torn_bytes": found.torn_bytes,
-                "set_aside": found.set_aside.len(),
+                "set_aside": found.torn_files.len(),
             });
             print_result(json, &value, || render::audit::format_verification(&found, &earlier))
         }

@@ -9,9 +9,9 @@ use stockade_native::caches::{CacheStore, ClearResult, LayerServerProgram, Works
 use super::{CommandResult, print_each, print_output, print_remark, read_variable};
 use crate::cache_args::CacheCommand;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::{self, cache as text};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Limit for the caches of all workspaces. Once a day, after a run, the least recently used caches
 /// above it are removed.
@@ -30,15 +30,15 @@ pub fn manage_caches(typed: CacheCommand) -> CommandResult {
         serve_layers(&directory).map_err(|error| CliError::new(error.to_string()))?;
         return Ok(exit::SUCCESS);
     }
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let store = CacheStore::open(&state.caches_directory())?;
     match typed {
         CacheCommand::Hold { .. } => Ok(exit::SUCCESS),
         CacheCommand::List { json } => list_caches(store.as_ref(), json),
         CacheCommand::Clear { over: Some(limit_bytes), json, .. } => clear_over(store.as_ref(), limit_bytes, json),
         CacheCommand::Clear { workspace, all, json, .. } => {
-            let wanted = if all { None } else { Some(workspace_of(workspace)?) };
-            clear(store.as_ref(), wanted.as_deref(), json)
+            let only_workspace = if all { None } else { Some(workspace_of(workspace)?) };
+            clear(store.as_ref(), only_workspace.as_deref(), json)
         }
     }
 }
@@ -52,7 +52,7 @@ pub fn describe_layer_server() -> LayerServerProgram {
 
 /// Keeps all caches within their limit, at most once a day. Removals are reported, because the run
 /// that has ended waits for them.
-pub fn keep_within_limit(state: &StateDirectory) {
+pub fn enforce_cache_limit(state: &StateDirectory) {
     let stamp = state.caches_directory().join("checked");
     let age = |at: SystemTime| SystemTime::now().duration_since(at).unwrap_or_default();
     let checked = stamp.symlink_metadata().and_then(|found| found.modified());
@@ -78,14 +78,14 @@ fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, CliError> {
     match typed {
         // The directory may have been deleted.
         Some(typed) => {
-            let cwd = places::current_directory()?;
-            Ok(places::canonical_prefix(&places::expand_path(
+            let cwd = locations::current_directory()?;
+            Ok(locations::canonical_prefix(&locations::expand_path(
                 &typed,
-                &|| places::find_home_directory(&read_variable),
+                &|| locations::find_home_directory(&read_variable),
                 &cwd,
             )?))
         }
-        None => places::current_directory(),
+        None => locations::current_directory(),
     }
 }
 
@@ -109,7 +109,8 @@ fn caches_to_json(caches: &WorkspaceCaches) -> Value {
 
 fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> CommandResult {
     let found = store.map(CacheStore::list_workspaces).transpose()?.unwrap_or_default();
-    let is_wanted = |caches: &&WorkspaceCaches| workspace.is_none_or(|wanted| caches.workspace.as_path() == wanted);
+    let is_wanted =
+        |caches: &&WorkspaceCaches| workspace.is_none_or(|only_workspace| caches.workspace.as_path() == only_workspace);
     let (mut out, mut used) = (String::new(), Vec::new());
     let mut count = 0;
     for caches in found.iter().filter(is_wanted) {

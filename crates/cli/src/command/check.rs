@@ -4,15 +4,15 @@
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::seams::PolicyEngine as _;
+use stockade_engine::ports::PolicyEngine as _;
 use stockade_model::{
     Assessment, Capability, Decision, Finding, Impact, PolicyVerdict, RawText, RequestCommand, RunRequest, Tier,
 };
 
-use super::{CommandResult, output_error, print_result, read_variable, setting};
+use super::{CommandResult, configuration, output_error, print_result, read_variable};
 use crate::args::CheckArgs;
 use crate::failure::CliError;
-use crate::meaning::{self, MAX_COMMAND_BYTES, ResolvedArgs};
+use crate::resolved_args::{self, MAX_COMMAND_BYTES, ResolvedArgs};
 use crate::{exit, render};
 
 /// Longest line of `--jsonl`, in bytes: the longest command with every byte written as `\u00XX`,
@@ -25,25 +25,25 @@ const MAX_LINE_BYTES: usize = 6 * MAX_COMMAND_BYTES + 64 * 1024;
 /// [`CliError`] if the configuration cannot be used, or if a stream fails.
 pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
-    let meant = ResolvedArgs::from_check_args(typed, &read_variable)?;
-    let setting = setting::load_config(&meant.workspace)?;
-    setting.require_profile(meant.terms.profile.as_deref())?;
-    let request = setting.build_request(&meant, meaning::request_id()?);
+    let request_args = ResolvedArgs::from_check_args(typed, &read_variable)?;
+    let setting = configuration::load_config(&request_args.workspace)?;
+    setting.require_profile(request_args.terms.profile.as_deref())?;
+    let request = setting.build_request(&request_args, resolved_args::request_id()?);
     let rules = setting.policy_engine();
-    let judge = |request: &RunRequest| {
+    let decide = |request: &RunRequest| {
         let assessment = rules.assess_request(request);
         let decision = rules.apply_rules(request, &assessment).decision;
         (assessment, decision)
     };
     if jsonl {
-        let workspace_is_fixed = meant.workspace != meant.cwd;
-        let stream = RequestStream { judge: &judge, request, workspace_is_fixed };
+        let workspace_is_fixed = request_args.workspace != request_args.cwd;
+        let stream = RequestStream { decide: &decide, request, workspace_is_fixed };
         stream.answer_all(&mut BufReader::new(io::stdin().lock()), &mut BufWriter::new(io::stdout().lock()))?;
         return Ok(exit::SUCCESS);
     }
-    let (assessment, decision) = judge(&request);
+    let (assessment, decision) = decide(&request);
     print_result(json, &CheckResult::from_decision(&assessment, &decision), || {
-        let text = meaning::text_of(&request.command);
+        let text = resolved_args::text_of(&request.command);
         render::check::format_decision(&text, &assessment, &decision, crate::stdout_style())
     })
 }
@@ -113,7 +113,7 @@ struct JsonlRequest {
 
 /// Stream of requests with one policy.
 struct RequestStream<'a> {
-    judge: DecideFunction<'a>,
+    decide: DecideFunction<'a>,
     /// Template for the fields that a line does not set.
     request: RunRequest,
     /// True if the workspace was named; otherwise each line's cwd is its workspace.
@@ -158,7 +158,7 @@ impl RequestStream<'_> {
             }
             request.cwd = cwd;
         }
-        let (assessment, decision) = (self.judge)(&request);
+        let (assessment, decision) = (self.decide)(&request);
         let answer = CheckResult { id: line.id.as_ref(), ..CheckResult::from_decision(&assessment, &decision) };
         render::json::to_json_line(&answer).map_err(|e| e.to_string())
     }
@@ -184,7 +184,7 @@ fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<
             return Ok(any.then_some(whole));
         }
         any = true;
-        let (part, taken, ended) = match chunk.iter().position(|&b| b == b'\n') {
+        let (part, used_bytes, ended) = match chunk.iter().position(|&b| b == b'\n') {
             Some(at) => (&chunk[..at], at + 1, true),
             None => (chunk, chunk.len(), false),
         };
@@ -192,7 +192,7 @@ fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<
         if whole {
             line.extend_from_slice(part);
         }
-        input.consume(taken);
+        input.consume(used_bytes);
         if ended {
             return Ok(Some(whole));
         }
@@ -207,7 +207,7 @@ mod tests {
 
     /// Policy for the test: every command that contains `rm` is harmful.
     fn simple(request: &RunRequest) -> (Assessment, Decision) {
-        let harmful = meaning::text_of(&request.command).to_escaped().contains("rm");
+        let harmful = resolved_args::text_of(&request.command).to_escaped().contains("rm");
         let (tier, verdict) =
             if harmful { (Tier::Deny, PolicyVerdict::Deny) } else { (Tier::Allow, PolicyVerdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);
@@ -234,7 +234,7 @@ mod tests {
             limits: Default::default(),
             caller_approval: None,
         };
-        let stream = RequestStream { judge: &simple, request, workspace_is_fixed: false };
+        let stream = RequestStream { decide: &simple, request, workspace_is_fixed: false };
         let mut output = Vec::new();
         stream.answer_all(&mut BufReader::with_capacity(16, input), &mut output).unwrap();
         let text = String::from_utf8(output).unwrap();

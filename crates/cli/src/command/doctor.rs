@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, SandboxProvider, StdioMode};
 use stockade_container::{ContainerEngineInfo, ContainerSandboxes};
-use stockade_engine::seams::PolicyEngine;
+use stockade_engine::ports::PolicyEngine;
 use stockade_model::{
     ApprovalMode, AttemptPlan, Denial, EnforcementReport, IsolationLevel, LayerReport, RawText, RequestCommand,
     RunRequest, SandboxPreference, shell_quoted,
@@ -21,12 +21,12 @@ use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, HostDiagnosis};
 use stockade_policy::ReviewSettings;
 
+use super::configuration::{self, WorkspaceConfig};
 use super::sandbox::containers;
-use super::setting::{self, WorkspaceConfig};
 use super::{CommandResult, print_result, read_variable, reviewer};
 use crate::args::DoctorArgs;
 use crate::failure::CliError;
-use crate::{exit, meaning, places, render};
+use crate::{exit, locations, render, resolved_args};
 
 /// Time-out for the command inside.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ pub struct SandboxTrial {
 /// [`CliError`] if no directory for the test can be created.
 pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
     let place = TrialDirectory::create_directory()?;
-    let setting = setting::load_config(&place.workspace)?;
+    let setting = configuration::load_config(&place.workspace)?;
     let diagnosis = layers::diagnose_host();
     let levels: Vec<_> = [IsolationLevel::Full, IsolationLevel::Restricted]
         .map(|level| add_explanation(test_level(level, &place, &setting), &diagnosis))
@@ -168,7 +168,7 @@ struct TrialDirectory {
 
 impl TrialDirectory {
     fn create_directory() -> Result<Self, CliError> {
-        let name = meaning::request_id()?.as_str().replacen("req_", "stockade-doctor-", 1);
+        let name = resolved_args::request_id()?.as_str().replacen("req_", "stockade-doctor-", 1);
         let workspace = std::env::temp_dir().join(&name);
         let cannot = |e: std::io::Error| {
             let shown = crate::failure::quote_path(&workspace);
@@ -177,7 +177,7 @@ impl TrialDirectory {
         fs::DirBuilder::new().mode(0o700).create(&workspace).map_err(cannot)?;
         let workspace = workspace.canonicalize().map_err(cannot)?;
         // In the home, because temporary directories are private inside.
-        let outside = places::find_home_directory(&read_variable)?.canonicalize().map_err(cannot)?.join(name);
+        let outside = locations::find_home_directory(&read_variable)?.canonicalize().map_err(cannot)?.join(name);
         let can_be_made = fs::File::create_new(&outside).is_ok() && fs::remove_file(&outside).is_ok();
         Ok(Self { workspace, outside: can_be_made.then_some(outside) })
     }
@@ -201,7 +201,7 @@ struct TrialObservations {
     enforced: EnforcementReport,
     denials: Vec<Denial>,
     end: Option<CommandEnd>,
-    said: String,
+    prints: String,
 }
 
 /// Runs the trials at `level`.
@@ -261,12 +261,12 @@ fn plan_trials(
     );
     let workspace = &place.workspace;
     let request = RunRequest {
-        id: meaning::request_id()?,
+        id: resolved_args::request_id()?,
         session: None,
         command: RequestCommand::Argv(["/bin/sh", "-c", &script].map(RawText::from).into()),
         cwd: workspace.as_path().into(),
         workspace: workspace.as_path().into(),
-        environment: meaning::collect_environment(std::env::vars_os()),
+        environment: resolved_args::collect_environment(std::env::vars_os()),
         profile: "workspace".to_owned(),
         grants: Vec::new(),
         requested: Vec::new(),
@@ -292,7 +292,7 @@ fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
     let mut attempt = NativeBackend::default().prepare_attempt(plan, &io, false, sender).map_err(cannot)?;
     let enforced = attempt.enforcement_report().clone();
     attempt.release_command().map_err(cannot)?;
-    let mut seen = TrialObservations { enforced, denials: Vec::new(), end: None, said: String::new() };
+    let mut seen = TrialObservations { enforced, denials: Vec::new(), end: None, prints: String::new() };
     collect_events(&events, &mut seen);
     Ok(seen)
 }
@@ -304,7 +304,7 @@ fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations)
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial)) => seen.denials.push(denial),
             Ok(AttemptEvent::Ended(end)) => {
-                seen.said = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
+                seen.prints = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
             Ok(
@@ -324,26 +324,26 @@ fn evaluate_trials(seen: &TrialObservations, place: &TrialDirectory) -> Vec<Sand
     let exists = |path: &Path| path.symlink_metadata().is_ok();
     let (made, protected) = (place.workspace.join("made"), place.workspace.join(".envrc"));
     // The output is escaped as one line.
-    let said = |word: &str| seen.said.split("\\n").any(|line| line == word);
-    let ended = seen.end == Some(CommandEnd::Exited(0)) && said("end");
+    let prints = |word: &str| seen.prints.split("\\n").any(|line| line == word);
+    let ended = seen.end == Some(CommandEnd::Exited(0)) && prints("end");
     let mut trials = vec![
         SandboxTrial { promise: "a command runs to its end", holds: ended },
-        SandboxTrial { promise: "it can write its workspace", holds: said("wrote") && exists(&made) },
+        SandboxTrial { promise: "it can write its workspace", holds: prints("wrote") && exists(&made) },
     ];
     if let Some(outside) = &place.outside {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
         trials.push(SandboxTrial {
             promise: "it cannot write elsewhere",
-            holds: !said("wrote-outside") && !exists(outside),
+            holds: !prints("wrote-outside") && !exists(outside),
         });
         trials.push(SandboxTrial { promise: "what was refused is named", holds: named });
     }
     trials.extend([
         SandboxTrial {
             promise: "it cannot make protected names",
-            holds: !said("wrote-protected") && !exists(&protected),
+            holds: !prints("wrote-protected") && !exists(&protected),
         },
-        SandboxTrial { promise: "it cannot signal processes outside", holds: !said("signalled") },
+        SandboxTrial { promise: "it cannot signal processes outside", holds: !prints("signalled") },
     ]);
     trials
 }

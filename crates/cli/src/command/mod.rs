@@ -5,20 +5,20 @@ pub mod approvals;
 pub mod audit;
 pub mod cache;
 pub mod check;
+mod configuration;
 pub mod detached;
 pub mod doctor;
 pub mod generate;
-pub mod inside;
+pub mod in_container;
 pub mod manual;
 pub mod net;
-mod place;
 pub mod policy;
 mod reviewer;
 pub mod run;
 pub mod sandbox;
 pub mod session;
-mod setting;
 pub mod stage;
+mod target_sandbox;
 pub mod undo;
 
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ pub fn read_variable(name: &str) -> Option<OsString> {
 
 /// Returns the milliseconds since the epoch.
 pub fn now_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::meaning::to_milliseconds)
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::resolved_args::to_milliseconds)
 }
 
 /// Writes all of the data to standard output.

@@ -40,12 +40,12 @@ fn open_audit_query(typed: &NetArgs) -> Result<LogQuery, CliError> {
 fn next(record: &mut LogQuery) -> Result<Option<LogEntry>, CliError> {
     for entry in record {
         let entry = entry?;
-        let wanted = match &entry.content {
+        let is_shown = match &entry.content {
             EntryContent::Event { event, .. } => is_about_network(&event.kind),
             EntryContent::Unknown { .. } => false,
             EntryContent::Broken { .. } => true,
         };
-        if wanted {
+        if is_shown {
             return Ok(Some(entry));
         }
     }
@@ -71,7 +71,7 @@ fn show_connection_log(typed: NetArgs) -> CommandResult {
             return Ok(exit::SUCCESS);
         }
         std::thread::sleep(LOG_POLL_INTERVAL);
-        record.look_again()?;
+        record.read_appended_lines()?;
     }
 }
 
@@ -95,6 +95,6 @@ fn show_host_table(typed: NetArgs) -> CommandResult {
             return Ok(exit::SUCCESS);
         }
         std::thread::sleep(LOG_POLL_INTERVAL);
-        record.look_again()?;
+        record.read_appended_lines()?;
     }
 }

@@ -7,7 +7,7 @@ use stockade_backend_api::Reviewer;
 use stockade_policy::{PolicySettings, ReviewApi, ReviewKey, ReviewSettings};
 use stockade_review::{CertificateAuthorities, KeySource, ModelApi, ModelReviewer, ReviewOptions};
 
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 
 /// Returns the reviewer of questions, if the user configured one.
 pub fn create_reviewer(settings: &PolicySettings, state: &StateDirectory) -> Option<Arc<dyn Reviewer>> {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_backend_api::{Approver, StdioMode, SystemClock};
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::EventRecorder;
+use stockade_engine::adapters::RulePolicyEngine;
+use stockade_engine::ports::EventRecorder;
 use stockade_engine::{InterruptReceiver, RequestEngine};
 use stockade_launch::PrewarmedInit;
 use stockade_model::{
@@ -22,21 +22,21 @@ use stockade_store::ApprovalRecord;
 use stockade_sys::signals::SignalDescriptor;
 use tracing::info_span;
 
+use super::configuration::{self, WorkspaceConfig};
 use super::detached::supervise::{self, RunSupervisor};
-use super::place::RunSandbox;
-use super::policy::lasting::AnswerRules;
+use super::policy::remembered_rules::AnswerRules;
 use super::policy::write;
-use super::setting::{self, WorkspaceConfig};
+use super::target_sandbox::RunSandbox;
 use super::{CommandResult, print_output, print_remark, read_variable, reviewer};
+use crate::approval_memory::LazyMemory;
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, RunOptions};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{BlockedSignals, SignalListener};
-use crate::meaning::{self, ResolvedArgs};
-use crate::memory::LazyMemory;
-use crate::places::{self, StateDirectory};
+use crate::locations::{self, StateDirectory};
 use crate::relay::{CommandTerminal, TerminalRelay};
+use crate::resolved_args::{self, ResolvedArgs};
 use crate::timings::StepTimings;
 use crate::{exit, interrupts, relay, render, signing_names, terminal, trace};
 
@@ -50,7 +50,7 @@ const DEFAULT_OUTPUT_BYTES: u64 = 1 << 20;
 pub fn run_command(typed: RunArgs, start: u64) -> CommandResult {
     let timings = typed.timings.then(|| StepTimings::start_recording(start)).transpose()?;
     trace::start_tracing(timings.as_ref())?;
-    let id = meaning::request_id()?;
+    let id = resolved_args::request_id()?;
     if typed.detach {
         return supervise::start_detached_run(typed, id);
     }
@@ -83,21 +83,22 @@ pub struct RunSetup {
 pub fn run_to_end(
     typed: RunArgs,
     id: RequestId,
-    front: impl FnOnce(&RunArgs) -> Result<RunSetup, CliError>,
+    setup: impl FnOnce(&RunArgs) -> Result<RunSetup, CliError>,
 ) -> (RunOutcome, u8) {
     let report = OutcomeSink::from_json_option(typed.json.as_ref());
-    let mut standing = Vec::new();
+    let mut sandbox_grants = Vec::new();
     let mut workspace = None;
     let outcome = report.as_ref().map_err(Clone::clone).and_then(|_| {
-        let front = front(&typed)?;
-        standing = front.place.common_grants();
-        if let RunSandbox::Own(_) = front.place {
-            workspace = meaning::workspace_of(&typed.terms, &read_variable).ok();
+        let setup = setup(&typed)?;
+        sandbox_grants = setup.place.common_grants();
+        if let RunSandbox::Own(_) = setup.place {
+            workspace = resolved_args::workspace_of(&typed.terms, &read_variable).ok();
         }
-        run_engine(typed, id.clone(), front)
+        run_engine(typed, id.clone(), setup)
     });
-    let outcome =
-        outcome.inspect(|outcome| print_summary(outcome, &standing, workspace.as_deref())).unwrap_or_else(|failure| {
+    let outcome = outcome
+        .inspect(|outcome| print_summary(outcome, &sandbox_grants, workspace.as_deref()))
+        .unwrap_or_else(|failure| {
             crate::print_error(&failure);
             build_failed_outcome(id, &failure)
         });
@@ -113,17 +114,17 @@ pub fn run_to_end(
 
 /// Prints the summary on standard error, without the grants that every command there has.
 /// `workspace` is that of a command with the host's paths.
-fn print_summary(outcome: &RunOutcome, standing: &[Grant], workspace: Option<&Path>) {
+fn print_summary(outcome: &RunOutcome, sandbox_grants: &[Grant], workspace: Option<&Path>) {
     // An approver that was interrupted by a signal may still hold the terminal.
     terminal::give_back();
-    let home = places::find_home_directory(&read_variable).unwrap_or_default();
+    let home = locations::find_home_directory(&read_variable).unwrap_or_default();
     let remembered = load_used_answers(outcome);
     // Most runs have no refusals, and need no hint.
     let has_refusals = outcome.attempts.last().is_some_and(|last| !last.denials.is_empty());
-    let own_directories = if has_refusals { places::own_directories(&read_variable) } else { Vec::new() };
+    let own_directories = if has_refusals { locations::own_directories(&read_variable) } else { Vec::new() };
     let context = render::summary::SummaryContext {
         remembered: &remembered,
-        standing,
+        sandbox_grants,
         home: &home,
         workspace,
         own_directories: &own_directories,
@@ -142,49 +143,51 @@ fn load_used_answers(outcome: &RunOutcome) -> Vec<ApprovalRecord> {
     answers.into_iter().rev().collect()
 }
 
-fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutcome, CliError> {
+fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutcome, CliError> {
     let captured = leaves_output(&typed)?;
-    let place = front.place;
-    let meant = info_span!("understand the request").in_scope(|| ResolvedArgs::from_run_args(typed, &read_variable))?;
-    let meant = place.resolve_inside(meant)?;
-    let setting = info_span!("read the policy").in_scope(|| setting::load_config(place.host_workspace(&meant)))?;
+    let place = setup.place;
+    let request_args =
+        info_span!("understand the request").in_scope(|| ResolvedArgs::from_run_args(typed, &read_variable))?;
+    let request_args = place.resolve_inside(request_args)?;
+    let setting =
+        info_span!("read the policy").in_scope(|| configuration::load_config(place.host_workspace(&request_args)))?;
     let setting = if place.persistent_workspace().is_some() { setting.without_mounts() } else { setting };
-    setting.require_profile(meant.terms.profile.as_deref())?;
+    setting.require_profile(request_args.terms.profile.as_deref())?;
     let state = StateDirectory::open(&setting.sources.state_directory)?;
-    places::make_configuration_directory(&setting.sources);
+    locations::make_configuration_directory(&setting.sources);
     info_span!("recover stages")
-        .in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&meant))))?;
+        .in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&request_args))))?;
     tell_built_in(&setting, &state);
-    let request = place.adapt_request(setting.build_request(&meant, id));
+    let request = place.adapt_request(setting.build_request(&request_args, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
-    let question_timeout_ms = meant.terms.approval_timeout.map_or(configured_ms, meaning::to_milliseconds);
+    let question_timeout_ms = request_args.terms.approval_timeout.map_or(configured_ms, resolved_args::to_milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
-    let SignalListener { interrupts, interrupter, wake, of_terminal } = front.signals.start_listening()?;
+    let SignalListener { interrupts, interrupter, wake, of_terminal } = setup.signals.start_listening()?;
     let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
     let log: Arc<dyn EventRecorder> = Arc::<AuditLog>::clone(&audit_log);
-    let recorder = match &front.supervisor {
+    let recorder = match &setup.supervisor {
         Some(supervisor) => supervisor.publish_run(&request, Arc::clone(&log))?,
         None => Arc::clone(&log),
     };
-    let lasting = AnswerRules::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
-    let lasting = Arc::new(lasting);
-    let text = meaning::text_of(&request.command);
-    let approver: Arc<Mutex<dyn Approver>> = match &front.supervisor {
+    let answer_rules = AnswerRules::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
+    let answer_rules = Arc::new(answer_rules);
+    let text = resolved_args::text_of(&request.command);
+    let approver: Arc<Mutex<dyn Approver>> = match &setup.supervisor {
         Some(supervisor) => Arc::new(Mutex::new(supervisor.create_approver(text))),
         None => {
-            let terminal = TerminalApprover::new(text, crate::color_wanted(), Some(wake));
-            Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&lasting))))
+            let terminal = TerminalApprover::new(text, crate::wants_color(), Some(wake));
+            Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&answer_rules))))
         }
     };
     let inside = place.persistent_workspace().map(Path::to_owned);
     let person = SigningUser {
         agent: signing_names::find_agent_socket(&read_variable),
-        home: places::find_home_directory(&read_variable)?,
+        home: locations::find_home_directory(&read_variable)?,
     };
     let backend = place.into_backend(&state, person);
-    let judge = build_policy_engine(&setting, &meant, inside, backend.name());
+    let rule_engine = build_policy_engine(&setting, &request_args, inside, backend.name());
     let engine = RequestEngine {
-        judge: Arc::new(judge),
+        rule_engine: Arc::new(rule_engine),
         backend,
         host: Some(Arc::new(HostBackend)),
         approver,
@@ -195,17 +198,17 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
         user: format!("uid {}", rustix::process::getuid().as_raw()),
         question_timeout_ms,
     };
-    if let Some(supervisor) = &front.supervisor {
+    if let Some(supervisor) = &setup.supervisor {
         let of_input = RequestEngine { recorder: log, ..engine.clone() };
         supervisor.serve_clients(interrupter, of_input, setting.policy_engine(), &request)?;
     }
-    let is_captured = captured && !matches!(front.terminal, CommandTerminal::Held(_));
+    let is_captured = captured && !matches!(setup.terminal, CommandTerminal::Held(_));
     let captured = is_captured.then(|| captured_io(&setting, &request));
     let (command, workspace) = (request.command.clone(), request.workspace.clone());
-    let outcome = run_at_terminal(&engine, request, (front.terminal, of_terminal), captured, interrupts)?;
-    keep_rules(&lasting, (&command, workspace.as_path()), &outcome, &setting.settings);
+    let outcome = run_at_terminal(&engine, request, (setup.terminal, of_terminal), captured, interrupts)?;
+    store_rules(&answer_rules, (&command, workspace.as_path()), &outcome, &setting.settings);
     info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
-    super::cache::keep_within_limit(&state);
+    super::cache::enforce_cache_limit(&state);
     Ok(outcome)
 }
 
@@ -213,15 +216,15 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
 /// sandbox.
 fn build_policy_engine(
     setting: &WorkspaceConfig,
-    meant: &ResolvedArgs,
+    request_args: &ResolvedArgs,
     inside: Option<PathBuf>,
     sandbox_backend: &'static str,
 ) -> RulePolicyEngine {
     RulePolicyEngine {
-        stage: meant.terms.stage,
-        undo: meant.terms.undo,
+        stage: request_args.terms.stage,
+        undo: request_args.terms.undo,
         can_keep: inside.is_none(),
-        trace: meant.terms.trace,
+        trace: request_args.terms.trace,
         inside,
         sandbox_backend,
         ..setting.policy_engine()
@@ -251,7 +254,7 @@ fn run_at_terminal(
     let outcome = engine.run_request(
         request,
         io,
-        interrupts.standing_still(terminal::suspend_job).with_input_check(relay::has_typed),
+        interrupts.with_stop_handler(terminal::suspend_job).with_input_check(relay::has_typed),
     );
     if let Some(relay) = relay {
         relay.finish_relay();
@@ -268,13 +271,13 @@ fn tell_built_in(setting: &WorkspaceConfig, state: &StateDirectory) {
 }
 
 /// Writes the rules that answers became, or prints how an answer could become a rule.
-fn keep_rules(
-    lasting: &AnswerRules,
+fn store_rules(
+    answer_rules: &AnswerRules,
     (command, workspace): (&RequestCommand, &Path),
     outcome: &RunOutcome,
     settings: &PolicySettings,
 ) {
-    let said = match lasting.write_accepted_rules(outcome) {
+    let remark = match answer_rules.write_accepted_rules(outcome) {
         Ok(Some(file)) => format!("• written as a rule to {}\n", quote_path(&file)),
         Ok(None) => match write::rule_hint(command, workspace, outcome, settings) {
             Some((reach, line)) => format!("• as a rule, for {reach}: {}\n", RawText::from(line).to_escaped()),
@@ -282,15 +285,15 @@ fn keep_rules(
         },
         Err(failure) => return crate::print_error(&failure),
     };
-    print_remark(&said);
+    print_remark(&remark);
 }
 
 /// Starts a sandbox while the request is read, if the run probably needs one. If that fails, the
 /// run's own start reports the reason.
 pub fn start_prewarmed_init(terms: &RunOptions) -> Option<PrewarmedInit> {
-    let wanted = terms.level.is_none_or(|level| IsolationLevel::from(level) == IsolationLevel::Full)
+    let needs_sandbox = terms.level.is_none_or(|level| IsolationLevel::from(level) == IsolationLevel::Full)
         && terms.profile.as_deref() != Some("host");
-    wanted.then(|| info_span!("begin the sandbox").in_scope(PrewarmedInit::start))?.ok()
+    needs_sandbox.then(|| info_span!("begin the sandbox").in_scope(PrewarmedInit::start))?.ok()
 }
 
 /// Captures as much output as the profile keeps.

@@ -16,10 +16,10 @@ use super::{CommandResult, print_each, print_output, print_remark, print_result,
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::progress::ProgressLine;
 use crate::render::{self, count_noun, stage as text};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Fewest steps with which a commit shows its progress.
 const MIN_PROGRESS_STEPS: usize = 500;
@@ -29,7 +29,7 @@ const MIN_PROGRESS_STEPS: usize = 500;
 /// # Errors
 /// [`CliError`] if a stage or its workspace cannot be used.
 pub fn manage_stages(typed: StageCommand) -> CommandResult {
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     if !matches!(typed, StageCommand::Recover { .. }) {
         recover_commits(&state, None)?;
     }
@@ -98,7 +98,7 @@ impl StageTarget {
     /// selects the newest stage whose workspace contains the current directory, or with `alone` the
     /// only one.
     fn parse_target(stages: &StageDirectory, typed: &[OsString], alone: bool) -> Result<Option<Self>, CliError> {
-        let cwd = places::current_directory()?;
+        let cwd = locations::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()?.parse::<StageId>().ok());
         let typed = if named.is_some() { &typed[1..] } else { typed };
         let id = match named {
@@ -143,7 +143,7 @@ fn of_here(stages: &StageDirectory, cwd: &Path) -> Result<impl Iterator<Item = S
 
 /// Converts a path of the command line to a path relative to the workspace.
 fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
-    let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
+    let path = locations::expand_path(Path::new(typed), &|| locations::find_home_directory(&read_variable), cwd)?;
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
     inside.map_err(|_| outside_workspace_error(Path::new(typed), workspace))
 }
@@ -161,7 +161,6 @@ fn nothing_here() -> CommandResult {
     Ok(exit::NEGATIVE_RESULT)
 }
 
-/// Opens the stages, if their directory exists.
 /// Opens the stages, if there are any: reading must not create the directory.
 fn open_stages(state: &StateDirectory) -> Result<Option<StageDirectory>, CliError> {
     Ok(if state.stages_directory().exists() { Some(StageDirectory::open(&state.stages_directory())?) } else { None })
@@ -175,11 +174,11 @@ fn diff_stage(state: &StateDirectory, typed: &[OsString], summary: bool, json: b
     let held = stage.find_held_changes(&changes)?;
     let conflicts = stage.find_conflicts(&changes)?;
     let mut out = String::new();
-    let meant = |change: &&StageChange| {
+    let is_selected = |change: &&StageChange| {
         !change.is_incidental
             && (target.paths.is_empty() || target.paths.iter().any(|path| change.path.starts_with(path)))
     };
-    for change in changes.list.iter().filter(meant) {
+    for change in changes.list.iter().filter(is_selected) {
         let held = held.iter().find(|held| held.path == change.path);
         let conflict = conflicts.iter().find(|conflict| conflict.path == change.path);
         if json {
@@ -228,7 +227,7 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let Some(stages) = open_stages(state)? else { return nothing_here() };
     let Some(target) = StageTarget::parse_target(&stages, typed, true)? else { return nothing_here() };
     let stage = stages.open_for_changes(&target.id)?;
-    let cwd = places::current_directory()?;
+    let cwd = locations::current_directory()?;
     let agreed = protected
         .iter()
         .map(|path| make_workspace_relative(path, &cwd, stage.workspace()))
@@ -236,10 +235,10 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
-    let wanted = CommitRequest { paths: target.paths, agreed };
-    let mut told = CommitProgress(ProgressLine::new());
-    let result = stage.commit_changes(&wanted, &mut told);
-    told.0.clear();
+    let commit_request = CommitRequest { paths: target.paths, agreed };
+    let mut progress_display = CommitProgress(ProgressLine::new());
+    let result = stage.commit_changes(&commit_request, &mut progress_display);
+    progress_display.0.clear();
     let committed = match result {
         Ok(committed) => committed,
         Err(StageCommitError::Conflicts(found)) => return report_conflicts(found, json),
@@ -248,7 +247,7 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let kind = EventKind::Committed {
         stage: target.id.clone(),
         changes: committed.paths.len() as u64,
-        agreed: wanted.agreed.iter().map(|path| path.as_path().into()).collect(),
+        agreed: commit_request.agreed.iter().map(|path| path.as_path().into()).collect(),
         held: committed.held.len() as u64,
     };
     log.record_now(request, None, kind)?;
@@ -281,7 +280,7 @@ fn discard_stage(state: &StateDirectory, typed: &[OsString], json: bool) -> Comm
 
 fn discard_all(state: &StateDirectory, json: bool) -> CommandResult {
     let Some(stages) = open_stages(state)? else { return nothing_here() };
-    let ids: Vec<StageId> = of_here(&stages, &places::current_directory()?)?.collect();
+    let ids: Vec<StageId> = of_here(&stages, &locations::current_directory()?)?.collect();
     if ids.is_empty() {
         return nothing_here();
     }

@@ -15,10 +15,10 @@ use super::stage::outside_workspace_error;
 use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::{self, count_noun, undo as text};
 use crate::undo_args::{ChangesArgs, UndoArgs};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Shortest beginning of an id that counts as one.
 const MIN_ID_PREFIX_CHARS: usize = 6;
@@ -147,7 +147,7 @@ fn tell_killed(found: &UndoComparison) {
 }
 
 fn open_state() -> Result<StateDirectory, CliError> {
-    StateDirectory::open(&places::state_path(&read_variable)?)
+    StateDirectory::open(&locations::state_path(&read_variable)?)
 }
 
 fn open_undo_store(state: &StateDirectory) -> Result<Option<UndoStore>, CliError> {
@@ -171,7 +171,7 @@ impl UndoTarget {
     /// name exists here. Without an id it selects the last run whose workspace contains the current
     /// directory.
     fn parse_target(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, CliError> {
-        let cwd = places::current_directory()?;
+        let cwd = locations::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()).filter(|first| is_id(first, &cwd));
         let run = match named {
             Some(id) => Some(store.find_run(id)?),
@@ -194,9 +194,9 @@ fn is_id(typed: &str, cwd: &Path) -> bool {
 /// Converts a path of the command line to a path relative to the workspace. Links in its parent
 /// directories are followed as a shell does; the path itself may be a link.
 fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
-    let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
+    let path = locations::expand_path(Path::new(typed), &|| locations::find_home_directory(&read_variable), cwd)?;
     let path = match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => places::canonical_prefix(parent).join(name),
+        (Some(parent), Some(name)) => locations::canonical_prefix(parent).join(name),
         _ => path,
     };
     let inside = path.strip_prefix(workspace).map(Path::to_owned);

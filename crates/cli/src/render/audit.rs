@@ -69,7 +69,7 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo, project_files } => {
             let (how, left) = (
                 format_end(*status, *exit_code, *signal),
-                left_behind(staged.as_ref(), *kept_for_undo, *project_files),
+                format_leftovers(staged.as_ref(), *kept_for_undo, *project_files),
             );
             ("exited", format!("attempt {attempt}: {how} after {}{left}", format_duration(usage.wall_ms)))
         }
@@ -108,7 +108,7 @@ fn format_signature(attempt: u32, grant: &Grant, object: &RawText) -> String {
 }
 
 /// Describes the changes that wait in a stage or can be undone.
-fn left_behind(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files: u64) -> String {
+fn format_leftovers(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files: u64) -> String {
     let staged = staged.map(|staged| format!(", {}", super::stage::describe_waiting(staged))).unwrap_or_default();
     let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
     let files = match project_files {
@@ -211,8 +211,8 @@ pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> Stri
     if found.torn_bytes > 0 {
         out += &format!("• a last line of {} bytes was never wholly written; no event was lost\n", found.torn_bytes);
     }
-    if !found.set_aside.is_empty() {
-        out += &format!("• {} set aside earlier\n", count_noun(found.set_aside.len(), "torn piece"));
+    if !found.torn_files.is_empty() {
+        out += &format!("• {} set aside earlier\n", count_noun(found.torn_files.len(), "torn piece"));
     }
     out
 }
@@ -250,14 +250,14 @@ mod tests {
 
     #[test]
     fn dates() {
-        for (time_ms, wanted) in [
+        for (time_ms, expected) in [
             (0, "1970-01-01 00:00:00.000Z"),
             (951_782_400_000, "2000-02-29 00:00:00.000Z"),
             (1_709_251_199_999, "2024-02-29 23:59:59.999Z"),
             (1_735_689_600_000, "2025-01-01 00:00:00.000Z"),
             (4_107_542_400_000, "2100-03-01 00:00:00.000Z"),
         ] {
-            assert_eq!(format_utc(time_ms), wanted);
+            assert_eq!(format_utc(time_ms), expected);
         }
     }
 

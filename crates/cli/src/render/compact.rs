@@ -139,8 +139,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, wanted: &str) {
-        assert_eq!(compact_text(&text.into()), wanted, "{text:?}");
+    fn check(text: &str, expected: &str) {
+        assert_eq!(compact_text(&text.into()), expected, "{text:?}");
     }
 
     #[test]

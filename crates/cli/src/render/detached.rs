@@ -6,23 +6,23 @@ use stockade_store::runs::{DetachedRunState, RunDescription};
 use super::audit::format_utc;
 use super::cut_text;
 use crate::detach_keys::DetachKeys;
-use crate::{exit, meaning};
+use crate::{exit, resolved_args};
 
 /// Characters of the command in a list.
 const MAX_COMMAND_CHARS: usize = 60;
 
 /// Formats one run on one line.
-pub fn format_line(id: &RequestId, about: Option<&RunDescription>, standing: &DetachedRunState) -> String {
-    let state = describe_state(standing);
+pub fn format_line(id: &RequestId, about: Option<&RunDescription>, run_state: &DetachedRunState) -> String {
+    let state = describe_state(run_state);
     let Some(about) = about else { return format!("{id}  {state}\n") };
-    let command = meaning::text_of(&about.command).to_escaped();
+    let command = resolved_args::text_of(&about.command).to_escaped();
     let short = cut_text(&command, MAX_COMMAND_CHARS);
     format!("{id}  {}  {state}  {}  {short}\n", format_utc(about.started_ms), about.workspace.to_escaped())
 }
 
 /// Describes the state of a run in a few words.
-fn describe_state(standing: &DetachedRunState) -> String {
-    let outcome = match standing {
+fn describe_state(run_state: &DetachedRunState) -> String {
+    let outcome = match run_state {
         DetachedRunState::Running => return "running".to_owned(),
         DetachedRunState::Lost => return "lost: its supervisor was killed".to_owned(),
         DetachedRunState::Ended(outcome) => outcome,

@@ -34,7 +34,7 @@ const HELP_MARK: &str = "For more information, try";
 /// Returns a hint for a command that has another name in other tools.
 fn renamed_command(error: &clap::Error, path: &str) -> Option<String> {
     let typed = context_text(error, ContextKind::InvalidSubcommand)?;
-    meant_by(path, typed).map(|meant| format!("`{path} {meant}` does that"))
+    find_subcommand(path, typed).map(|subcommand| format!("`{path} {subcommand}` does that"))
 }
 
 /// Returns the suggestion of the parser.
@@ -86,7 +86,7 @@ fn context_text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
 }
 
 /// Returns the subcommand for a word of other tools.
-fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
+fn find_subcommand(path: &str, typed: &str) -> Option<&'static str> {
     let is_removal = ["rm", "remove", "delete", "forget", "kill", "stop", "end"].contains(&typed);
     let is_list = ["ls", "ps"].contains(&typed);
     match path {

@@ -93,9 +93,9 @@ mod tests {
         let text = RawText::from("a 1; a 2; a 3; a 4");
         let mut all = vec![found("b", Impact::Contained, 0, 18), found("c", Impact::Outward, 5, 8)];
         all.extend((0..4).map(|i| found("a", Impact::Contained, i * 5, i * 5 + 3)));
-        let given = ["c: About c.".to_owned(), "a rule".to_owned()];
-        assert_eq!(format_reasons(&given, &all, &text, str::to_owned), ["c: About c.   «a 2»", "a rule"]);
-        let rest = format_other_findings(&given, &all, &text);
+        let shown_reasons = ["c: About c.".to_owned(), "a rule".to_owned()];
+        assert_eq!(format_reasons(&shown_reasons, &all, &text, str::to_owned), ["c: About c.   «a 2»", "a rule"]);
+        let rest = format_other_findings(&shown_reasons, &all, &text);
         assert_eq!(rest, ["ask: About b.", "ask: About a.   «a 1»   «a 2»   «a 3»   and 1 more"]);
         assert_eq!(format_other_findings(&[], &all, &text)[1], "ask, outward: About c.   «a 2»");
     }

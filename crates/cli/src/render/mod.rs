@@ -88,11 +88,11 @@ pub fn write_wrapped(out: &mut String, style: TextLayout, head: &str, text: &str
 /// As [`write_wrapped`], with further lines at this column.
 pub fn wrap_at(out: &mut String, style: TextLayout, head: &str, indent: usize, text: &str) {
     let room = |indent: usize| style.width.saturating_sub(indent).max(MIN_TEXT_COLUMNS);
-    let mut lead = head.to_owned();
+    let mut prefix = head.to_owned();
     for line in text.split('\n') {
-        for piece in split_paragraph(line, room(measure_width(&lead)), room(indent)) {
-            let _ = writeln!(out, "{}", format!("{lead}{piece}").trim_end());
-            lead = " ".repeat(indent);
+        for piece in split_paragraph(line, room(measure_width(&prefix)), room(indent)) {
+            let _ = writeln!(out, "{}", format!("{prefix}{piece}").trim_end());
+            prefix = " ".repeat(indent);
         }
     }
 }
@@ -170,10 +170,10 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(width: usize, head: &str, text: &str, wanted: &str) {
+    fn check(width: usize, head: &str, text: &str, expected: &str) {
         let mut out = String::new();
         write_wrapped(&mut out, TextLayout { color: false, width }, head, text);
-        assert_eq!(out, wanted);
+        assert_eq!(out, expected);
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn times_and_counts() {
-        for (ms, wanted) in [
+        for (ms, expected) in [
             (0, "0 ms"),
             (999, "999 ms"),
             (1_000, "1 s"),
@@ -201,7 +201,7 @@ mod tests {
             (90_000, "1 min 30 s"),
             (9_000_000, "2 h 30 min"),
         ] {
-            assert_eq!(format_duration(ms), wanted);
+            assert_eq!(format_duration(ms), expected);
         }
         assert_eq!(count_noun(1, "grant"), "1 grant");
         assert_eq!(count_noun(0, "grant"), "0 grants");

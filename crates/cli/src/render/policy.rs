@@ -77,8 +77,8 @@ pub fn format_explanation(shown: &DecisionExplanation<'_>, style: TextLayout) ->
     for reason in &decision.reasons {
         write_wrapped(&mut out, style, "because   ", &escape_text(reason));
     }
-    for said in shown.voices.iter().filter(|said| !said.decides || said.source != decision.rule) {
-        write_wrapped(&mut out, style, "also      ", &format_source_result(said));
+    for statement in shown.voices.iter().filter(|statement| !statement.decides || statement.source != decision.rule) {
+        write_wrapped(&mut out, style, "also      ", &format_source_result(statement));
     }
     if let Some(grant) = &shown.grant {
         write_wrapped(&mut out, style, "a yes     ", &format!("gives `{}`", escape_text(grant)));
@@ -102,9 +102,9 @@ pub fn format_explanation(shown: &DecisionExplanation<'_>, style: TextLayout) ->
     out
 }
 
-fn format_source_result(said: &PolicyStatement) -> String {
-    let why = if said.reasons.is_empty() { String::new() } else { format!(": {}", said.reasons.join("; ")) };
-    escape_text(&format!("{} by {}{why}", said.verdict, said.source))
+fn format_source_result(statement: &PolicyStatement) -> String {
+    let why = if statement.reasons.is_empty() { String::new() } else { format!(": {}", statement.reasons.join("; ")) };
+    escape_text(&format!("{} by {}{why}", statement.verdict, statement.source))
 }
 
 fn format_considered_rule(one: &RuleExplanation<'_>) -> String {

@@ -72,10 +72,10 @@ fn write_headline(out: &mut String, question: &ApprovalQuestion, text: &RawText,
             write_wrapped(out, style, "• ", "the request asks for more than its profile gives")
         }
         QuestionKind::Escalate { denials, .. } => {
-            write_list(out, style, denials.iter().map(|denial| (HEADLINE_PREFIX, refusal_wish(denial))));
+            write_list(out, style, denials.iter().map(|denial| (HEADLINE_PREFIX, format_refusal(denial))));
         }
         QuestionKind::Hold { denial, .. } => {
-            wrap_at(out, style, HEADLINE_PREFIX, INDENT_COLUMNS, &refusal_wish(denial))
+            wrap_at(out, style, HEADLINE_PREFIX, INDENT_COLUMNS, &format_refusal(denial))
         }
         QuestionKind::Unsandboxed => {
             let text = style.paint_text(SgrColor::Red, "WITHOUT A SANDBOX");
@@ -131,12 +131,12 @@ fn write_reach(out: &mut String, question: &ApprovalQuestion, style: TextLayout)
     if !is_about_powers(&question.kind) || !(is_offered(ApprovalScope::Session) || is_offered(ApprovalScope::Always)) {
         return;
     }
-    let kept = match (is_offered(ApprovalScope::Session), is_offered(ApprovalScope::Always)) {
+    let wording = match (is_offered(ApprovalScope::Session), is_offered(ApprovalScope::Always)) {
         (true, true) => "session and always are",
         (true, false) => "session is",
         _ => "always is",
     };
-    write_wrapped(out, style, "  reach    ", &format!("{kept} for any command in this workspace"));
+    write_wrapped(out, style, "  reach    ", &format!("{wording} for any command in this workspace"));
 }
 
 fn is_about_powers(kind: &QuestionKind) -> bool {
@@ -191,7 +191,7 @@ pub fn still_held(count: usize, longest_ms: u64, style: TextLayout) -> String {
 }
 
 /// Formats a refusal as `sh wants to write /home/u/x   (outside every writable root)`.
-fn refusal_wish(denial: &Denial) -> String {
+fn format_refusal(denial: &Denial) -> String {
     let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
     let (object, rule) = (compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), escape_foreign_text(&denial.rule));
@@ -255,11 +255,11 @@ fn write_details(out: &mut String, kind: &QuestionKind, style: TextLayout) {
         QuestionKind::Escalate { grants, repeats, .. } => {
             write_grants(out, grants, style);
             let labels = std::iter::once("  on yes   ").chain(std::iter::repeat("           "));
-            let told = match repeats.as_slice() {
+            let repeat_lines = match repeats.as_slice() {
                 [] => vec!["the command runs again, from its start".to_owned()],
                 repeats => repeats.iter().map(|line| escape_foreign_text(line)).collect(),
             };
-            write_list(out, style, labels.zip(told));
+            write_list(out, style, labels.zip(repeat_lines));
         }
         QuestionKind::Unsandboxed => {
             write_wrapped(out, style, "  ", "nothing will be refused, and what it does will not be seen");
@@ -269,17 +269,17 @@ fn write_details(out: &mut String, kind: &QuestionKind, style: TextLayout) {
 
 /// Writes items after their labels; the rest is counted.
 fn write_list(out: &mut String, style: TextLayout, items: impl Iterator<Item = (&'static str, String)>) {
-    let (mut left, mut used) = (0, 0);
+    let (mut remaining, mut used) = (0, 0);
     for (at, (label, text)) in items.enumerate() {
         if at < MAX_LIST_LINES && used < MAX_LIST_COLUMNS {
             wrap_at(out, style, label, INDENT_COLUMNS, &text);
             used += measure_width(&text);
         } else {
-            left += 1;
+            remaining += 1;
         }
     }
-    if left > 0 {
-        let _ = writeln!(out, "           and {left} more");
+    if remaining > 0 {
+        let _ = writeln!(out, "           and {remaining} more");
     }
 }
 
@@ -354,7 +354,7 @@ impl AnswerKey {
             Self::Group => "yes, and for each host of the group; how far is asked for",
             Self::Once => "yes, this time",
             Self::No => "no, this time",
-            key if is_about_powers(kind) => key.meaning_of_power(),
+            key if is_about_powers(kind) => key.describe_grant_key(),
             Self::Session => "yes, and for this same command until this session ends",
             Self::Times => "yes, and the next times for this same command; a number is asked for",
             Self::Until => "yes, and for a time for this same command; how long is asked for",
@@ -367,7 +367,7 @@ impl AnswerKey {
 
     /// Describes the key for a grant, which is remembered for the workspace, whichever command
     /// needs it.
-    fn meaning_of_power(self) -> &'static str {
+    fn describe_grant_key(self) -> &'static str {
         match self {
             Self::Session => "yes, and for any command of this session in this workspace until the session ends",
             Self::Times => "yes, and the next times that any command in this workspace needs it; a number is asked for",
@@ -900,9 +900,9 @@ pub(crate) mod tests {
                 let shown = format_question(&value, &"".into(), TextLayout::for_terminal(columns, false));
                 assert!(shown.contains("evil"), "{shown}");
                 assert!(!shown.lines().any(|line| line.trim().is_empty()), "{shown}");
-                let kept = compact_text(&value.command);
+                let wording = compact_text(&value.command);
                 let words: String = shown.split_whitespace().collect();
-                assert!(words.contains(&kept.split_whitespace().collect::<String>()), "the command is not whole");
+                assert!(words.contains(&wording.split_whitespace().collect::<String>()), "the command is not whole");
             }
         }
         let mut value = sample_question(QuestionKind::Run { reasons: Vec::new() });
@@ -950,7 +950,7 @@ pub(crate) mod tests {
             QuestionKind::Hold { denial: sample_denial(), grants: grants(), directory: false, held_ms: 1 },
         ] {
             let mut value = sample_question(kind);
-            for (scopes, wanted) in [
+            for (scopes, expected) in [
                 (
                     vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always],
                     Some("reach    session and always are for any command in this workspace"),
@@ -966,7 +966,7 @@ pub(crate) mod tests {
                 (vec![ApprovalScope::Once], None),
             ] {
                 value.scopes = scopes;
-                assert_eq!(reach(&value).as_deref(), wanted);
+                assert_eq!(reach(&value).as_deref(), expected);
             }
             value.scopes = vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always];
             let keys = list_answer_keys(&value);

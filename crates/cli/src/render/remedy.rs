@@ -210,8 +210,8 @@ fn join_loopback(remedies: &mut [RefusalRemedy]) {
 fn join_hosts(remedies: &mut [RefusalRemedy]) {
     let target = |remedy: &RefusalRemedy| only_grant(remedy)?.targets()?.target();
     loop {
-        let left: BTreeSet<NetworkTarget> = remedies.iter().filter_map(target).collect();
-        let of_each: Vec<Vec<&'static HostGroup>> = left.iter().map(groups_with).collect();
+        let remaining: BTreeSet<NetworkTarget> = remedies.iter().filter_map(target).collect();
+        let of_each: Vec<Vec<&'static HostGroup>> = remaining.iter().map(groups_with).collect();
         let members = |group: &HostGroup| of_each.iter().flatten().filter(|other| other.name == group.name).count();
         let best = of_each.iter().flatten().copied().min_by_key(|group| (Reverse(members(group)), group.hosts.len()));
         let Some(best) = best.filter(|group| members(group) > 1) else { return };
@@ -273,7 +273,7 @@ mod tests {
             workspace: Some(workspace),
             own_directories: &own_directories.map(PathBuf::from),
         };
-        let said: Vec<String> = group_by_remedy(&all, around)
+        let remedy_texts: Vec<String> = group_by_remedy(&all, around)
             .into_iter()
             .map(|(remedy, members)| match remedy {
                 RefusalRemedy::Grants(grants) => {
@@ -284,7 +284,7 @@ mod tests {
                 other => format!("{} x {other:?}", members.len()),
             })
             .collect();
-        assert_eq!(said, expected);
+        assert_eq!(remedy_texts, expected);
     }
 
     #[test]

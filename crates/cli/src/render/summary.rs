@@ -39,7 +39,7 @@ pub struct SummaryContext<'a> {
     /// Remembered answers, if some were used.
     pub remembered: &'a [ApprovalRecord],
     /// Grants of every command there, which are not listed.
-    pub standing: &'a [Grant],
+    pub sandbox_grants: &'a [Grant],
     /// Home directory of the user, which determines the paths of credentials.
     pub home: &'a Path,
     /// The workspace, if the paths of refusals are those of the host.
@@ -226,9 +226,9 @@ fn write_hint(out: &mut String, text: &str, style: TextLayout) {
 }
 
 fn write_grants(out: &mut String, outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) {
-    let standing = context.standing;
+    let sandbox_grants = context.sandbox_grants;
     let Some(last) = outcome.attempts.last() else { return };
-    let granted: Vec<&Grant> = last.grants.iter().filter(|grant| !standing.contains(grant)).collect();
+    let granted: Vec<&Grant> = last.grants.iter().filter(|grant| !sandbox_grants.contains(grant)).collect();
     if granted.is_empty() {
         return;
     }
@@ -299,12 +299,12 @@ fn project_files(out: &mut String, outcome: &RunOutcome, context: SummaryContext
 
 /// Writes the number of changes that can be undone, and the command.
 fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let kept = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
-    if kept == 0 {
+    let path_count = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
+    if path_count == 0 {
         return;
     }
     // Not the count of `undo`: this one includes paths that were created and removed again.
-    let count = count_noun(kept, "path");
+    let count = count_noun(path_count, "path");
     write_note(out, style, &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
     write_command_hint(out, style, &format!("stockade changes {} (then: undo)", outcome.id));
 }
@@ -393,7 +393,7 @@ mod tests {
     fn context() -> SummaryContext<'static> {
         SummaryContext {
             remembered: &[],
-            standing: &[],
+            sandbox_grants: &[],
             home: Path::new("/home/u"),
             workspace: None,
             own_directories: &[],

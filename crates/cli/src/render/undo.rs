@@ -32,14 +32,14 @@ pub fn format_changes<'c>(all: &[UndoChange], conflict_of: &dyn Fn(&Path) -> Opt
     all.sort_by(|one, other| one.path.cmp(&other.path));
     let mut rest = &all[..];
     while let Some((first, after)) = rest.split_first() {
-        let went_along = |other: &&&UndoChange| {
+        let is_in_directory = |other: &&&UndoChange| {
             first.kind == ObjectKind::Directory
                 && first.effect == UndoEffect::Deleted
                 && other.effect == UndoEffect::Deleted
                 && other.path.starts_with(&first.path)
                 && conflict_of(&other.path).is_none()
         };
-        let count = after.iter().take_while(went_along).count();
+        let count = after.iter().take_while(is_in_directory).count();
         let line = format_change(first, conflict_of(&first.path));
         out += &match count {
             0 => line,

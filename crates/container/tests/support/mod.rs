@@ -157,8 +157,7 @@ impl Engine {
             Some(plan) => self.own_command(&[&["exec", &format!("stockade-{}", plan.id)], &attempt[..]].concat()),
             None => {
                 let bare = ["run", "--rm", "--network=none", "--cap-drop=ALL", "--user=1000:1000"];
-                let options =
-                    ["--security-opt=seccomp=unconfined", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
+                let options = ["--security-opt=seccomp=unconfined", "--ulimit=nofile=1024:1024", &process_limit()];
                 self.own_command(&[&bare[..], &options, &[self.image.as_str()], &attempt].concat())
             }
         };
@@ -169,8 +168,8 @@ impl Engine {
                 made = attempted();
             }
         }
-        let said = String::from_utf8_lossy(&made.stderr);
-        assert!(made.status.success() || said.contains("unshare(0x10000000)"), "{said}");
+        let error_text = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success() || error_text.contains("unshare(0x10000000)"), "{error_text}");
         made.status.success()
     }
 
@@ -198,6 +197,13 @@ impl Engine {
     pub fn image(&self) -> ImageDigest {
         self.image.clone()
     }
+}
+
+/// Limit of processes for a container of Podman's, whose own default can be above the hard limit. All
+/// processes of the user count, also those of other tests, so it is the user's own.
+pub fn process_limit() -> String {
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(65_536);
+    format!("--ulimit=nproc={own}:{own}")
 }
 
 fn place() -> TempDir {
@@ -238,7 +244,7 @@ pub struct Place {
     pub top: TempDir,
     pub plan: SandboxPlan,
     pub sandbox: Box<dyn Sandbox>,
-    pub told: Receiver<SandboxEvent>,
+    pub event_receiver: Receiver<SandboxEvent>,
 }
 
 impl Place {
@@ -250,10 +256,10 @@ impl Place {
         attempt.release_command().unwrap();
         engine.command(&["kill", &engine.containers()[0]]);
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-        assert!(matches!(self.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
+        assert!(matches!(self.event_receiver.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
         drop(attempt);
-        let gone = engine.sandboxes().adopt_sandbox(&self.plan, SandboxEventSender::new(|_| {}));
-        assert!(matches!(gone, Err(SandboxError::Gone(_))));
+        let adopt_result = engine.sandboxes().adopt_sandbox(&self.plan, SandboxEventSender::new(|_| {}));
+        assert!(matches!(adopt_result, Err(SandboxError::Gone(_))));
     }
 
     pub fn new(engine: &Engine) -> Self {
@@ -269,8 +275,8 @@ impl Place {
         let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
         let mut plan = plan(engine, top.path());
         change(&mut plan);
-        let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().create_sandbox(plan, events))?;
-        Ok(Self { top, plan, sandbox, told })
+        let (sandbox, event_receiver) = begun(&plan, |plan, events| engine.sandboxes().create_sandbox(plan, events))?;
+        Ok(Self { top, plan, sandbox, event_receiver })
     }
 
     pub fn begin(
@@ -304,9 +310,9 @@ pub fn begun(
     plan: &SandboxPlan,
     by: impl FnOnce(&SandboxPlan, SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError>,
 ) -> Result<(Box<dyn Sandbox>, Receiver<SandboxEvent>), SandboxError> {
-    let (sender, told) = channel();
+    let (sender, event_receiver) = channel();
     let sandbox = by(plan, SandboxEventSender::new(move |event| drop(sender.send(event))))?;
-    Ok((sandbox, told))
+    Ok((sandbox, event_receiver))
 }
 
 /// The plan of a sandbox with directories beneath this one.
@@ -429,13 +435,15 @@ pub fn volumes_of_an_image_can_be_read_alone(
     let name = format!("stockade-{}", place.plan.id);
     let write = |at: &str| engine.own_command(&["exec", "-u", "0:0", &name, "/bin/touch", at]).status.success();
     assert!(!write("/data/x") && !write("/srv/x"));
-    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+    let (sandbox, _event_receiver) =
+        begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     drop(sandbox);
     place.sandbox.destroy().unwrap();
     // The control.
-    let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
-    let bare = [&bare[..], &[image.as_str(), "/bin/touch", "/data/x"]].concat();
-    assert!(engine.own_command(&bare).status.success(), "an image's volume can be written");
+    let processes = process_limit();
+    let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", &processes];
+    let control = engine.own_command(&[&bare[..], &[image.as_str(), "/bin/touch", "/data/x"]].concat());
+    assert!(control.status.success(), "an image's volume can be written: {control:?}");
 
     for at in ["/workspace/.git/hooks", "/workspace", "/home/agent/x", "/etc"] {
         let image = engine.image_with(&[&format!("VOLUME {at}")]);
@@ -455,16 +463,16 @@ pub fn volumes_of_an_image_can_be_read_alone(
 /// the workspace leads elsewhere by the time it looks.
 pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
     let place = Place::new(engine);
-    let (workspace, aside) = (place.plan.workspace.clone(), place.top.path().join("aside"));
+    let (workspace, backup) = (place.plan.workspace.clone(), place.top.path().join("aside"));
     let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
-    fs::rename(&workspace, &aside).unwrap();
+    fs::rename(&workspace, &backup).unwrap();
     fs::create_dir(&workspace).unwrap();
     std::os::unix::fs::chown(&workspace, Some(1000), Some(1000)).unwrap();
     let refused = adopt().unwrap_err().to_string();
     assert!(refused.contains("another object"), "{refused}");
     fs::remove_dir(&workspace).unwrap();
-    fs::rename(&aside, &workspace).unwrap();
+    fs::rename(&backup, &workspace).unwrap();
     assert!(adopt().is_ok(), "the control");
     place.sandbox.destroy().unwrap();
 
@@ -474,14 +482,14 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(std::sync::atomic::Ordering::Relaxed) {
-                let _ = fs::rename(&workspace, &aside);
+                let _ = fs::rename(&workspace, &backup);
                 let _ = std::os::unix::fs::symlink("/etc", &workspace);
                 let _ = fs::remove_file(&workspace);
-                let _ = fs::rename(&aside, &workspace);
+                let _ = fs::rename(&backup, &workspace);
             }
         });
         for _ in 0..8 {
-            let (sandbox, _told) =
+            let (sandbox, _event_receiver) =
                 match begun(&place.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
                     Ok(begun) => begun,
                     Err(_) => {

@@ -24,7 +24,7 @@ use crate::accept::accept_next;
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::seam::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
+use crate::ports::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".
@@ -46,7 +46,7 @@ type AddressFamilies = Result<(bool, bool), NameLookupError>;
 /// Name server of the sandbox.
 pub(crate) struct NameServer {
     names: Arc<HostNameTable>,
-    judge: Arc<dyn EgressPolicy>,
+    policy: Arc<dyn EgressPolicy>,
     resolver: Arc<dyn NameResolver>,
     events: Arc<EgressEventSink>,
     known: Mutex<HashMap<HostName, (Instant, AddressFamilies)>>,
@@ -76,7 +76,7 @@ impl Drop for LookupSlot<'_> {
 impl NameServer {
     pub(crate) fn new(
         names: Arc<HostNameTable>,
-        judge: Arc<dyn EgressPolicy>,
+        policy: Arc<dyn EgressPolicy>,
         resolver: Arc<dyn NameResolver>,
         events: Arc<EgressEventSink>,
         has_v6: bool,
@@ -84,7 +84,7 @@ impl NameServer {
     ) -> Self {
         Self {
             names,
-            judge,
+            policy,
             resolver,
             events,
             known: Mutex::default(),
@@ -126,8 +126,8 @@ impl NameServer {
             let own: IpAddr = if wants_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             return (ResponseCode::NoError, vec![own.into()]);
         }
-        let is_asked = self.judge.is_agreed(&host) && is_looked_up_here(self.upstream.as_ref(), &host);
-        let families = if is_asked { self.lookup_families(&host).await } else { Ok((true, true)) };
+        let is_resolvable = self.policy.is_agreed(&host) && is_looked_up_here(self.upstream.as_ref(), &host);
+        let families = if is_resolvable { self.lookup_families(&host).await } else { Ok((true, true)) };
         let has = match families {
             Ok((v4, v6)) => {
                 if wants_v4 {

@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use super::exchange::HttpRefusal;
 use super::head::{BodyFraming, RequestHead, field_values, has_word};
 use super::stream::{HttpReader, MessageError};
-use crate::door::ProxyShared;
-use crate::edge::SecretLeak;
-use crate::seam::{EgressCaller, EgressDecision, EgressRequest};
+use crate::egress_proxy::ProxyShared;
+use crate::interception::SecretLeak;
+use crate::ports::{EgressCaller, EgressDecision, EgressRequest};
 
 /// Longest body that is read before its request is signed again.
 const MAX_SIGNED_BODY_BYTES: u64 = 8 << 20;
@@ -32,8 +32,8 @@ pub(crate) enum ApprovalDelay {
 }
 
 impl ApprovalDelay {
-    fn from_uses(lent: &[SecretUse]) -> Self {
-        if lent.is_empty() { Self::No } else { Self::Yes }
+    fn from_uses(approved_uses: &[SecretUse]) -> Self {
+        if approved_uses.is_empty() { Self::No } else { Self::Yes }
     }
 }
 
@@ -42,21 +42,21 @@ impl ApprovalDelay {
 pub(crate) struct RequestAdmission<'a> {
     pub(crate) shared: &'a ProxyShared,
     pub(crate) target: &'a NetworkTarget,
-    pub(crate) who: &'a EgressCaller,
+    pub(crate) caller: &'a EgressCaller,
     pub(crate) is_encrypted: bool,
 }
 
 impl RequestAdmission<'_> {
     /// Reports a refusal, and returns its answer.
     fn deny(&self, operation: DeniedOperation, object: String, rule: &str) -> HttpRefusal {
-        self.shared.events.report_denial(operation, object, self.who, rule, None);
+        self.shared.events.report_denial(operation, object, self.caller, rule, None);
         HttpRefusal::new(403, rule)
     }
 
     /// Counts a request against the limit.
     pub(crate) fn count_request(&self) -> Result<(), HttpRefusal> {
         self.shared.meter.count_request().map_err(|reached| {
-            crate::session::report_limit(self.shared, self.target, self.who, reached);
+            crate::session::report_limit(self.shared, self.target, self.caller, reached);
             HttpRefusal::new(429, reached.to_string())
         })
     }
@@ -88,21 +88,21 @@ impl RequestAdmission<'_> {
         if let Err(rule) = self.check_rules(request) {
             return Err(self.deny(DeniedOperation::Connect, self.describe_request(request), &rule));
         }
-        let asked = self.approve_effect(request).await?;
+        let was_asked = self.approve_effect(request).await?;
         let secrets = &self.shared.edge.secrets;
-        let mut lent: Vec<SecretUse> = Vec::new();
+        let mut approved_uses: Vec<SecretUse> = Vec::new();
         loop {
-            let is_wanted = secrets.wants_body(request, self.target, self.is_encrypted);
-            let body = if is_wanted { whole_body(request, body).await? } else { &[] };
+            let needs_body = secrets.wants_body(request, self.target, self.is_encrypted);
+            let body = if needs_body { whole_body(request, body).await? } else { &[] };
             match secrets.put_in(request, self.target, self.is_encrypted, body) {
                 Ok(()) => {
                     // Compressed data could hide a secret.
                     if secrets.may_come_back(self.target, self.is_encrypted) {
                         request.set_field("Accept-Encoding", "identity");
                     }
-                    return Ok(if asked { ApprovalDelay::Yes } else { ApprovalDelay::from_uses(&lent) });
+                    return Ok(if was_asked { ApprovalDelay::Yes } else { ApprovalDelay::from_uses(&approved_uses) });
                 }
-                Err(stray) => lent.push(self.permit_secret(stray, &lent).await?),
+                Err(stray) => approved_uses.push(self.permit_secret(stray, &approved_uses).await?),
             }
         }
     }
@@ -113,8 +113,8 @@ impl RequestAdmission<'_> {
         let Some((effect, message)) = super::effects::find_effect(self.target, &request.method, &request.target) else {
             return Ok(false);
         };
-        let wanted = EgressRequest::Effect { effect, request: self.describe_request(request), message };
-        match self.shared.request_decision(wanted, self.who).await {
+        let egress_request = EgressRequest::Effect { effect, request: self.describe_request(request), message };
+        match self.shared.request_decision(egress_request, self.caller).await {
             EgressDecision::Refused { rule, .. } => Err(HttpRefusal::new(403, rule)),
             EgressDecision::Allowed(_) => Ok(true),
         }
@@ -122,12 +122,12 @@ impl RequestAdmission<'_> {
 
     /// Permits a secret for this target from now on, if that is approved. A use that was approved
     /// for this request already, without effect, is not requested again.
-    async fn permit_secret(&self, stray: SecretLeak, lent: &[SecretUse]) -> Result<SecretUse, HttpRefusal> {
-        let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
+    async fn permit_secret(&self, stray: SecretLeak, approved_uses: &[SecretUse]) -> Result<SecretUse, HttpRefusal> {
+        let Some(secret) = stray.secret.filter(|secret| !approved_uses.contains(secret)) else {
             return Err(self.deny(DeniedOperation::Secret, self.target.to_string(), &stray.rule));
         };
-        let wanted = EgressRequest::Secret { secret: secret.clone(), rule: stray.rule };
-        match self.shared.request_decision(wanted, self.who).await {
+        let egress_request = EgressRequest::Secret { secret: secret.clone(), rule: stray.rule };
+        match self.shared.request_decision(egress_request, self.caller).await {
             EgressDecision::Refused { rule, grant } => Err(HttpRefusal::for_missing_grant(&rule, grant.as_ref())),
             EgressDecision::Allowed(_) => {
                 self.shared.edge.secrets.permit_use(&secret);
@@ -143,13 +143,13 @@ impl RequestAdmission<'_> {
         admitted: Result<ApprovalDelay, HttpRefusal>,
         server: &mut HttpReader<R>,
     ) -> Result<(), HttpRefusal> {
-        let is_gone = match admitted? {
+        let is_closed = match admitted? {
             ApprovalDelay::No => false,
             ApprovalDelay::Yes => matches!(timeout(Duration::ZERO, server.fill_buffer()).await, Ok(Ok(0) | Err(_))),
         };
         let target = self.target;
         let late = || format!("{target} closed the connection before the question was answered; ask again");
-        if is_gone { Err(HttpRefusal::new(503, late())) } else { Ok(()) }
+        if is_closed { Err(HttpRefusal::new(503, late())) } else { Ok(()) }
     }
 
     /// Returns the request in the words of a rule, without the query after `?`, because queries

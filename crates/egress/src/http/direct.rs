@@ -12,7 +12,7 @@ use super::admit::RequestAdmission;
 use super::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, refusal_of, relay_upgraded};
 use super::head::{FIELDS_MAX, RequestHead, field_values};
 use super::stream::{IDLE_TIMEOUT, MessageError};
-use crate::edge::ConnectionGuard;
+use crate::interception::ConnectionGuard;
 use crate::relay::{RelayContext, RelayError};
 use crate::session::EgressSession;
 
@@ -131,11 +131,11 @@ pub(crate) async fn serve_requests(
 ) {
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
-    let (target, who) = (session.target.clone(), session.who.clone());
+    let (target, caller) = (session.target.clone(), session.caller.clone());
     let guard = ConnectionGuard::new(&shared.edge.secrets, &target, is_encrypted);
     let guard = guard.as_ref();
-    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
-    let asked = RequestAdmission { shared: &shared, target: &target, who: &who, is_encrypted };
+    let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
+    let admission = RequestAdmission { shared: &shared, target: &target, caller: &caller, is_encrypted };
     loop {
         let head = tokio::select! {
             head = client.reader.read_head(IDLE_TIMEOUT) => head,
@@ -144,14 +144,14 @@ pub(crate) async fn serve_requests(
         };
         let next = match head {
             Ok(None) => return session.record_end(Ok(())),
-            Ok(Some(head)) => serve_request(&asked, &mut client, &mut server, &head, &way).await,
+            Ok(Some(head)) => serve_request(&admission, &mut client, &mut server, &head, &context).await,
             Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
         };
         match next {
             Ok(ExchangeOutcome::Next) => {}
             Ok(ExchangeOutcome::Close) => return session.record_end(Ok(())),
             Ok(ExchangeOutcome::Tunnel) => {
-                let ended = relay_upgraded(&mut client, &mut server, &way).await;
+                let ended = relay_upgraded(&mut client, &mut server, &context).await;
                 return session.record_end(ended);
             }
             Err(ConnectionFault::Refused(refusal)) => {
@@ -182,29 +182,36 @@ impl ConnectionFault {
 }
 
 async fn serve_request(
-    asked: &RequestAdmission<'_>,
+    admission: &RequestAdmission<'_>,
     client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     head: &[u8],
-    way: &RelayContext<'_>,
+    context: &RelayContext<'_>,
 ) -> Result<ExchangeOutcome, ConnectionFault> {
     let mut request = RequestHead::parse_head(head).map_err(|why| ConnectionFault::from_message_error(why.into()))?;
-    asked.count_request().map_err(ConnectionFault::Refused)?;
+    admission.count_request().map_err(ConnectionFault::Refused)?;
     // Approval of an address includes every name that it serves.
-    let serves_all = asked.target.host.name().is_none() && !asked.shared.rules.requires_inspection(asked.target);
-    check_target(&mut request, asked.target, serves_all).map_err(|refusal| {
+    let serves_all =
+        admission.target.host.name().is_none() && !admission.shared.rules.requires_inspection(admission.target);
+    check_target(&mut request, admission.target, serves_all).map_err(|refusal| {
         if refusal.status == 403 {
-            let object = asked.target.to_string();
-            asked.shared.events.report_denial(DeniedOperation::Connect, object, asked.who, &refusal.text, None);
+            let object = admission.target.to_string();
+            admission.shared.events.report_denial(
+                DeniedOperation::Connect,
+                object,
+                admission.caller,
+                &refusal.text,
+                None,
+            );
         }
         ConnectionFault::Refused(refusal)
     })?;
-    asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
-    let admitted = asked.admit_request(&mut request, &mut client.reader).await;
-    asked.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
+    admission.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
+    let admitted = admission.admit_request(&mut request, &mut client.reader).await;
+    admission.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
     // The answer may have begun, so that no other can be sent.
     let broken = |trouble: MessageError| ConnectionFault::Broken(trouble.into_relay_error());
-    forward_exchange(client, server, &request, way).await.map_err(broken)
+    forward_exchange(client, server, &request, context).await.map_err(broken)
 }
 
 #[cfg(test)]

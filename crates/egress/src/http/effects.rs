@@ -64,7 +64,8 @@ mod tests {
             ("GET", "10.0.0.1:6443", "/api/v1/namespaces", ""),
             ("DELETE", "example.com:443", "/anything", ""),
         ] {
-            let found = find_effect(&host.parse().unwrap(), method, path).map(|(wanted, _)| wanted.to_string());
+            let found =
+                find_effect(&host.parse().unwrap(), method, path).map(|(effect_text, _)| effect_text.to_string());
             assert_eq!(found.unwrap_or_default(), expected, "{method} {host}{path}");
         }
     }

@@ -108,16 +108,16 @@ pub(crate) async fn forward_exchange(
     client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     request: &RequestHead,
-    way: &RelayContext<'_>,
+    context: &RelayContext<'_>,
 ) -> Result<ExchangeOutcome, MessageError> {
     let head = request.encode_head();
-    way.count_bytes(TrafficDirection::Up, head.len()).await?;
+    context.count_bytes(TrafficDirection::Up, head.len()).await?;
     server.writer.write_all(&head).await?;
     server.writer.flush().await?;
     let is_sent = AtomicBool::new(request.framing == BodyFraming::None);
     let answered = {
-        let upload = upload_body(&mut client.reader, &mut server.writer, request.framing, way, &is_sent);
-        let download = download_answer(&mut server.reader, &mut client.writer, request, way);
+        let upload = upload_body(&mut client.reader, &mut server.writer, request.framing, context, &is_sent);
+        let download = download_answer(&mut server.reader, &mut client.writer, request, context);
         tokio::pin!(upload, download);
         tokio::select! {
             biased;
@@ -136,8 +136,8 @@ pub(crate) async fn forward_exchange(
     if answered.status == 101 {
         return Ok(ExchangeOutcome::Tunnel);
     }
-    let kept = is_sent.load(Ordering::Relaxed) && request.is_kept() && answered.is_kept();
-    Ok(if kept { ExchangeOutcome::Next } else { ExchangeOutcome::Close })
+    let is_reusable = is_sent.load(Ordering::Relaxed) && request.is_kept() && answered.is_kept();
+    Ok(if is_reusable { ExchangeOutcome::Next } else { ExchangeOutcome::Close })
 }
 
 /// Sends the body, then watches for the client's disconnect.
@@ -145,10 +145,10 @@ async fn upload_body<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     client: &mut HttpReader<R>,
     server: &mut W,
     framing: BodyFraming,
-    way: &RelayContext<'_>,
+    context: &RelayContext<'_>,
     is_sent: &AtomicBool,
 ) -> Result<Infallible, MessageError> {
-    client.copy_body(server, framing, way, TrafficDirection::Up).await?;
+    client.copy_body(server, framing, context, TrafficDirection::Up).await?;
     is_sent.store(true, Ordering::Relaxed);
     loop {
         if client.held.len() >= MAX_HEAD_BYTES {
@@ -166,7 +166,7 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     server: &mut HttpReader<R>,
     client: &mut W,
     request: &RequestHead,
-    way: &RelayContext<'_>,
+    context: &RelayContext<'_>,
 ) -> Result<ResponseHead, MessageError> {
     loop {
         let head = server
@@ -180,15 +180,15 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
             );
         }
         let bytes = answer.bytes_with(|part| {
-            if let Some(guard) = way.guard {
+            if let Some(guard) = context.guard {
                 guard.mask_bytes(part);
             }
         });
-        way.count_bytes(TrafficDirection::Down, bytes.len()).await?;
+        context.count_bytes(TrafficDirection::Down, bytes.len()).await?;
         client.write_all(&bytes).await?;
         client.flush().await?;
         if answer.status >= 200 || answer.status == 101 {
-            server.copy_body(client, answer.framing, way, TrafficDirection::Down).await?;
+            server.copy_body(client, answer.framing, context, TrafficDirection::Down).await?;
             client.flush().await?;
             return Ok(answer);
         }
@@ -199,9 +199,9 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 pub(crate) async fn relay_upgraded(
     client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
-    way: &RelayContext<'_>,
+    context: &RelayContext<'_>,
 ) -> Result<(), RelayError> {
-    let up = client.reader.copy_all(&mut server.writer, way, TrafficDirection::Up);
-    let down = server.reader.copy_all(&mut client.writer, way, TrafficDirection::Down);
+    let up = client.reader.copy_all(&mut server.writer, context, TrafficDirection::Up);
+    let down = server.reader.copy_all(&mut client.writer, context, TrafficDirection::Down);
     tokio::try_join!(up, down).map(|_| ())
 }

@@ -128,7 +128,7 @@ fn is_misspelt(name: &str) -> bool {
 }
 
 /// Returns the length in the fields. Both kinds of length, or one of them twice, are refused.
-fn told_length(fields: &[HeaderField], minor: u8) -> Result<Option<BodyFraming>, &'static str> {
+fn parse_body_length(fields: &[HeaderField], minor: u8) -> Result<Option<BodyFraming>, &'static str> {
     let mut lengths = field_values(fields, "content-length");
     let mut codings = field_values(fields, "transfer-encoding");
     match (lengths.next(), lengths.next(), codings.next(), codings.next()) {
@@ -173,7 +173,7 @@ impl RequestHead {
         if fields.iter().any(|field| is_misspelt(&field.name)) {
             return Err("the name of a field is one that some servers take for another");
         }
-        let framing = told_length(&fields, minor)?.unwrap_or(BodyFraming::None);
+        let framing = parse_body_length(&fields, minor)?.unwrap_or(BodyFraming::None);
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
     }
 
@@ -201,8 +201,9 @@ impl RequestHead {
             !word.is_empty() && !words.iter().any(|other| word.eq_ignore_ascii_case(other.as_bytes()))
         };
         for field in self.fields.iter_mut().filter(|field| field.name.eq_ignore_ascii_case(name)) {
-            let kept: Vec<&[u8]> = field.value.split(|b| *b == b',').filter(is_kept).map(<[u8]>::trim_ascii).collect();
-            field.value = kept.join(&b", "[..]);
+            let remaining_words: Vec<&[u8]> =
+                field.value.split(|b| *b == b',').filter(is_kept).map(<[u8]>::trim_ascii).collect();
+            field.value = remaining_words.join(&b", "[..]);
         }
         self.fields.retain(|field| !field.value.is_empty() || !field.name.eq_ignore_ascii_case(name));
     }
@@ -231,9 +232,9 @@ impl ResponseHead {
         let reason = parsed.reason.unwrap_or_default().to_owned();
         let fields = fields_of(parsed.headers);
         let has_none = method == "HEAD" || matches!(status, 100..=199 | 204 | 304);
-        let framing = match told_length(&fields, minor) {
+        let framing = match parse_body_length(&fields, minor) {
             _ if has_none => BodyFraming::None,
-            told => told?.unwrap_or(BodyFraming::UntilClose),
+            body_length => body_length?.unwrap_or(BodyFraming::UntilClose),
         };
         Ok(Self { minor, status, reason, fields, framing })
     }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::head::{BodyFraming, MAX_HEAD_BYTES, check_trailer, end_of_head};
-use crate::edge::{MaskedStream, StreamKind};
+use crate::interception::{MaskedStream, StreamKind};
 use crate::limits::TrafficDirection;
 use crate::relay::{RelayContext, RelayError};
 
@@ -165,10 +165,10 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
         &mut self,
         to: &mut W,
         framing: BodyFraming,
-        way: &RelayContext<'_>,
+        context: &RelayContext<'_>,
         direction: TrafficDirection,
     ) -> Result<(), MessageError> {
-        let mut flow = BodyForwarder::new(way, direction, framing, StreamKind::Message);
+        let mut flow = BodyForwarder::new(context, direction, framing, StreamKind::Message);
         match framing {
             BodyFraming::None => Ok(()),
             BodyFraming::Length(length) => {
@@ -181,7 +181,7 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
                 if size == 0 {
                     flow.finish_body(to).await?;
                     to.write_all(b"0\r\n").await?;
-                    return self.copy_trailer(to, way, direction).await;
+                    return self.copy_trailer(to, context, direction).await;
                 }
                 self.copy_bytes(to, size, &mut flow).await?;
                 if !flow.wait_and_release(to, self.read_line()).await??.is_empty() {
@@ -226,7 +226,7 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
     async fn copy_trailer<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
-        way: &RelayContext<'_>,
+        context: &RelayContext<'_>,
         direction: TrafficDirection,
     ) -> Result<(), MessageError> {
         let end = loop {
@@ -243,8 +243,8 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
         };
         let mut lines: Vec<u8> = self.held.drain(..end).collect();
         check_trailer(&lines)?;
-        way.check_and_count(direction, &lines).await?;
-        if let (TrafficDirection::Down, Some(guard)) = (direction, way.guard) {
+        context.check_and_count(direction, &lines).await?;
+        if let (TrafficDirection::Down, Some(guard)) = (direction, context.guard) {
             guard.mask_bytes(&mut lines);
         }
         to.write_all(&lines).await?;
@@ -255,10 +255,10 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
     pub(crate) async fn copy_all<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
-        way: &RelayContext<'_>,
+        context: &RelayContext<'_>,
         direction: TrafficDirection,
     ) -> Result<(), RelayError> {
-        let mut flow = BodyForwarder::new(way, direction, BodyFraming::UntilClose, StreamKind::Relay);
+        let mut flow = BodyForwarder::new(context, direction, BodyFraming::UntilClose, StreamKind::Relay);
         match self.copy_rest(to, &mut flow).await {
             Err(MessageError::Broken(broken)) => Err(broken),
             // A body without framing is never malformed.
@@ -272,22 +272,22 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
 
 /// Body in transit: checked, counted, masked and framed.
 struct BodyForwarder<'a> {
-    way: &'a RelayContext<'a>,
+    context: &'a RelayContext<'a>,
     direction: TrafficDirection,
     is_chunked: bool,
     masked: Option<MaskedStream<'a>>,
 }
 
 impl<'a> BodyForwarder<'a> {
-    fn new(way: &'a RelayContext<'a>, direction: TrafficDirection, framing: BodyFraming, kind: StreamKind) -> Self {
-        let guard = way.guard.filter(|_| direction == TrafficDirection::Down);
+    fn new(context: &'a RelayContext<'a>, direction: TrafficDirection, framing: BodyFraming, kind: StreamKind) -> Self {
+        let guard = context.guard.filter(|_| direction == TrafficDirection::Down);
         let masked = guard.map(|guard| guard.masked_stream(kind));
-        Self { way, direction, is_chunked: framing == BodyFraming::Chunked, masked }
+        Self { context, direction, is_chunked: framing == BodyFraming::Chunked, masked }
     }
 
     /// Forwards bytes, except those that a mask holds back.
     async fn forward_bytes<W: AsyncWrite + Unpin>(&mut self, to: &mut W, bytes: Vec<u8>) -> Result<(), MessageError> {
-        self.way.check_and_count(self.direction, &bytes).await?;
+        self.context.check_and_count(self.direction, &bytes).await?;
         let ready = match &mut self.masked {
             Some(masked) => masked.push(bytes),
             None => bytes,
@@ -352,10 +352,10 @@ mod tests {
     async fn copied(body: &[u8], framing: BodyFraming) -> Result<(Vec<u8>, Vec<u8>), MessageError> {
         let (meter, counts, buffers) =
             (TrafficMeter::new(&EgressLimits::default(), 1000), ByteCounts::default(), RelayBuffers::default());
-        let way = RelayContext { buffers: &buffers, meter: &meter, counts: &counts, guard: None };
+        let context = RelayContext { buffers: &buffers, meter: &meter, counts: &counts, guard: None };
         let mut reader = HttpReader::new(body, Vec::new());
         let mut out = Vec::new();
-        reader.copy_body(&mut out, framing, &way, TrafficDirection::Up).await?;
+        reader.copy_body(&mut out, framing, &context, TrafficDirection::Up).await?;
         Ok((out, reader.held))
     }
 

@@ -11,15 +11,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::{UnreachedTarget, reach_target};
 use crate::dial::DialError;
-use crate::door::ProxyShared;
-use crate::edge::ConnectionGuard;
+use crate::egress_proxy::ProxyShared;
 use crate::http::admit::RequestAdmission;
 use crate::http::direct::{ConnectionFault, check_target, parse_authority, split_absolute_target};
 use crate::http::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use crate::http::head::{BodyFraming, RequestHead};
 use crate::http::stream::{HttpReader, IDLE_TIMEOUT};
+use crate::interception::ConnectionGuard;
+use crate::ports::EgressCaller;
 use crate::relay::{RelayContext, RelayError, set_tcp_options};
-use crate::seam::EgressCaller;
 use crate::session::EgressSession;
 
 type ProxyClient = HttpPeer<OwnedReadHalf, OwnedWriteHalf>;
@@ -31,7 +31,7 @@ struct OpenUpstream {
 }
 
 /// Serves one connection of a program.
-pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller, inside: TcpStream) {
+pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, caller: EgressCaller, inside: TcpStream) {
     set_tcp_options(&inside);
     let (reader, writer) = inside.into_split();
     let mut client = HttpPeer { reader: HttpReader::new(reader, Vec::new()), writer };
@@ -57,9 +57,9 @@ pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller
         let next = match request {
             Ok(request) if request.method == "CONNECT" => {
                 close_upstream(open.take());
-                return open_tunnel(&shared, &who, client, &request).await;
+                return open_tunnel(&shared, &caller, client, &request).await;
             }
-            Ok(request) => forward_request(&shared, &who, &mut client, &mut open, request).await,
+            Ok(request) => forward_request(&shared, &caller, &mut client, &mut open, request).await,
             Err(fault) => Err(fault),
         };
         match next {
@@ -98,7 +98,7 @@ fn refusal_of(target: &NetworkTarget, unreached: UnreachedTarget) -> HttpRefusal
 }
 
 /// Opens a tunnel, whose data is checked like any connection.
-async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: ProxyClient, request: &RequestHead) {
+async fn open_tunnel(shared: &Arc<ProxyShared>, caller: &EgressCaller, mut client: ProxyClient, request: &RequestHead) {
     let target = match parse_authority(&request.target) {
         Some((host, Some(port))) if request.framing == BodyFraming::None => NetworkTarget { host, port },
         _ => {
@@ -107,7 +107,7 @@ async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: 
                 .await;
         }
     };
-    let (session, dialled) = match reach_target(shared, &target, who).await {
+    let (session, dialled) = match reach_target(shared, &target, caller).await {
         Ok(reached) => reached,
         Err(unreached) => return refusal_of(&target, unreached).send_response(&mut client.writer).await,
     };
@@ -124,28 +124,28 @@ async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: 
 /// Forwards one request.
 async fn forward_request(
     shared: &Arc<ProxyShared>,
-    who: &EgressCaller,
+    caller: &EgressCaller,
     client: &mut ProxyClient,
     open: &mut Option<OpenUpstream>,
     mut request: RequestHead,
 ) -> Result<ExchangeOutcome, ConnectionFault> {
     let bad = |why: &str| ConnectionFault::Refused(HttpRefusal::new(400, why));
-    let asked = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
-    let target = match asked {
+    let authority = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
+    let target = match authority {
         Some((host, port)) => NetworkTarget { host, port: port.unwrap_or(80) },
         None => return Err(bad("a proxy is asked with `http://HOST/...`, or with CONNECT for all else")),
     };
     let guard = ConnectionGuard::new(&shared.edge.secrets, &target, false);
     let guard = guard.as_ref();
-    let asked = RequestAdmission { shared, target: &target, who, is_encrypted: false };
-    asked.count_request().map_err(ConnectionFault::Refused)?;
+    let admission = RequestAdmission { shared, target: &target, caller, is_encrypted: false };
+    admission.count_request().map_err(ConnectionFault::Refused)?;
     check_target(&mut request, &target, false).map_err(ConnectionFault::Refused)?;
-    asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
+    admission.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {
         // Each request needs a decision, also if the connection exists already.
-        Some(there) if there.session.target == target => match super::request_permit(shared, &target, who).await {
+        Some(there) if there.session.target == target => match super::request_permit(shared, &target, caller).await {
             Ok(_) => Ok(there),
             Err(unreached) => {
                 close_upstream(Some(there));
@@ -154,7 +154,7 @@ async fn forward_request(
         },
         other => {
             close_upstream(other);
-            reach_target(shared, &target, who).await.map(|(mut session, dialled)| {
+            reach_target(shared, &target, caller).await.map(|(mut session, dialled)| {
                 set_tcp_options(&dialled.stream);
                 session.recorder.set_remote_address(dialled.address, dialled.note);
                 let (reader, writer) = dialled.stream.into_split();
@@ -163,14 +163,14 @@ async fn forward_request(
         }
     };
     let mut there = permitted.map_err(|unreached| ConnectionFault::Refused(refusal_of(&target, unreached)))?;
-    let admitted = asked.admit_request(&mut request, &mut client.reader).await;
-    if let Err(refusal) = asked.still_there(admitted, &mut there.server.reader).await {
+    let admitted = admission.admit_request(&mut request, &mut client.reader).await;
+    if let Err(refusal) = admission.still_there(admitted, &mut there.server.reader).await {
         there.session.record_refused(&refusal.text);
         return Err(ConnectionFault::Refused(refusal));
     }
     let counts = Arc::clone(&there.session.recorder.counts);
-    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
-    match forward_exchange(client, &mut there.server, &request, &way).await {
+    let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
+    match forward_exchange(client, &mut there.server, &request, &context).await {
         Ok(ExchangeOutcome::Next) => {
             *open = Some(there);
             Ok(ExchangeOutcome::Next)
@@ -180,14 +180,14 @@ async fn forward_request(
             Ok(ExchangeOutcome::Close)
         }
         Ok(ExchangeOutcome::Tunnel) => {
-            let ended = relay_upgraded(client, &mut there.server, &way).await;
+            let ended = relay_upgraded(client, &mut there.server, &context).await;
             there.session.record_end(ended);
             Ok(ExchangeOutcome::Tunnel)
         }
         Err(trouble) => {
-            let again = RelayError::Reset(std::io::ErrorKind::BrokenPipe.into());
+            let reset_error = RelayError::Reset(std::io::ErrorKind::BrokenPipe.into());
             there.session.record_end(Err(trouble.into_relay_error()));
-            Err(ConnectionFault::Broken(again))
+            Err(ConnectionFault::Broken(reset_error))
         }
     }
 }

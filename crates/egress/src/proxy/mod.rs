@@ -9,17 +9,17 @@ use std::sync::Arc;
 use stockade_model::{Grant, Host, NetworkTarget};
 
 use crate::dial::{DialError, OutgoingConnection};
-use crate::door::ProxyShared;
-use crate::seam::{EgressCaller, EgressDecision, EgressPermit, EgressRequest};
+use crate::egress_proxy::ProxyShared;
+use crate::ports::{EgressCaller, EgressDecision, EgressPermit, EgressRequest};
 use crate::session::EgressSession;
 
 /// Asks whether a target may be reached, and waits for the answer.
 async fn request_permit(
     shared: &ProxyShared,
     target: &NetworkTarget,
-    who: &EgressCaller,
+    caller: &EgressCaller,
 ) -> Result<EgressPermit, UnreachedTarget> {
-    match shared.request_decision(EgressRequest::Target(target.clone()), who).await {
+    match shared.request_decision(EgressRequest::Target(target.clone()), caller).await {
         EgressDecision::Allowed(permit) => Ok(permit),
         EgressDecision::Refused { rule, grant } => Err(UnreachedTarget::Judged { rule, grant }),
     }
@@ -46,12 +46,12 @@ enum UnreachedTarget {
 async fn reach_target(
     shared: &Arc<ProxyShared>,
     target: &NetworkTarget,
-    who: &EgressCaller,
+    caller: &EgressCaller,
 ) -> Result<(EgressSession, OutgoingConnection), UnreachedTarget> {
     let target = &without_localhost(target);
-    let permit = request_permit(shared, target, who).await?;
-    let session = shared.create_session(target, who, &permit).map_err(UnreachedTarget::Dialling)?;
-    match shared.dial_target(target, who).await {
+    let permit = request_permit(shared, target, caller).await?;
+    let session = shared.create_session(target, caller, &permit).map_err(UnreachedTarget::Dialling)?;
+    match shared.dial_target(target, caller).await {
         Ok(dialled) => Ok((session, dialled)),
         Err(failure) => {
             session.record_dial_error(&failure);

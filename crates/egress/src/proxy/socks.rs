@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use super::{UnreachedTarget, reach_target};
 use crate::dial::DialError;
-use crate::door::ProxyShared;
+use crate::egress_proxy::ProxyShared;
+use crate::ports::EgressCaller;
 use crate::relay::{RelayError, set_tcp_options};
-use crate::seam::EgressCaller;
 
 /// Time-out for the request of a program.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -86,17 +86,17 @@ pub fn parse_request(bytes: &[u8]) -> Result<Option<(NetworkTarget, usize)>, Soc
 }
 
 /// Serves one connection of a program.
-pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller, mut inside: TcpStream) {
+pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, caller: EgressCaller, mut inside: TcpStream) {
     set_tcp_options(&inside);
-    let asked = match timeout(REQUEST_TIMEOUT, read_request(&mut inside)).await {
-        Ok(Ok(asked)) => asked,
+    let parsed_request = match timeout(REQUEST_TIMEOUT, read_request(&mut inside)).await {
+        Ok(Ok(parsed_request)) => parsed_request,
         _ => return,
     };
-    let (target, held) = match asked {
-        Ok(asked) => asked,
+    let (target, held) = match parsed_request {
+        Ok(parsed_request) => parsed_request,
         Err(reply) => return send_reply(&mut inside, reply).await.unwrap_or(()),
     };
-    match reach_target(&shared, &target, &who).await {
+    match reach_target(&shared, &target, &caller).await {
         Ok((session, dialled)) => match send_reply(&mut inside, SocksReply::Succeeded).await {
             Ok(()) => session.carry_connection(inside, held, dialled).await,
             Err(error) => session.record_end(Err(RelayError::Reset(error))),
@@ -134,7 +134,7 @@ async fn read_request(inside: &mut TcpStream) -> std::io::Result<Result<(Network
     let mut held = Vec::with_capacity(512);
     loop {
         match parse_request(&held) {
-            Ok(Some((target, taken))) => return Ok(Ok((target, held.split_off(taken)))),
+            Ok(Some((target, request_length))) => return Ok(Ok((target, held.split_off(request_length)))),
             Ok(None) if inside.read_buf(&mut held).await? == 0 => return Err(broken()),
             Ok(None) => {}
             Err(reply) => return Ok(Err(reply)),
@@ -160,8 +160,9 @@ mod tests {
 
     #[test]
     fn requests() {
-        let read =
-            |bytes: &[u8]| parse_request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
+        let read = |bytes: &[u8]| {
+            parse_request(bytes).map(|found| found.map(|(target, request_length)| (target.to_string(), request_length)))
+        };
         let full = named(b"A.test", 443);
         assert_eq!(read(&full), Ok(Some(("a.test:443".into(), 13))));
         for length in 0..full.len() {

@@ -30,15 +30,25 @@ type ConnectAnswer = Result<AnnouncedConnection, DialError>;
 /// Connects, and waits for the answer, at most a minute.
 pub trait ConnectAndWait {
     fn connect_and_wait(&self, order: ConnectOrder) -> ConnectAnswer;
-    fn connect_service_and_wait(&self, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer;
+    fn connect_service_and_wait(
+        &self,
+        service: ProxyService,
+        dialled: SocketAddr,
+        caller: EgressCaller,
+    ) -> ConnectAnswer;
 }
 
 impl ConnectAndWait for EgressProxy {
     fn connect_and_wait(&self, order: ConnectOrder) -> ConnectAnswer {
         wait_for_answer(|done| self.connect_target(order, done))
     }
-    fn connect_service_and_wait(&self, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer {
-        wait_for_answer(|done| self.connect_service(service, dialled, who, done))
+    fn connect_service_and_wait(
+        &self,
+        service: ProxyService,
+        dialled: SocketAddr,
+        caller: EgressCaller,
+    ) -> ConnectAnswer {
+        wait_for_answer(|done| self.connect_service(service, dialled, caller, done))
     }
 }
 
@@ -74,12 +84,12 @@ impl EgressNamespace for Loopback {
 #[derive(Default)]
 pub struct Table {
     pub names: Mutex<HashMap<String, Vec<IpAddr>>>,
-    pub asked: Mutex<Vec<String>>,
+    pub queries: Mutex<Vec<String>>,
 }
 
 impl NameResolver for Table {
     fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
-        self.asked.lock().unwrap().push(name.to_string());
+        self.queries.lock().unwrap().push(name.to_string());
         match self.names.lock().unwrap().get(name.as_str()) {
             Some(found) => Ok(found.clone()),
             None => Err(NameLookupError::NoSuchName),
@@ -91,7 +101,7 @@ impl NameResolver for Table {
 #[derive(Default)]
 pub struct Listed {
     pub allow: Mutex<Vec<TargetPattern>>,
-    pub asked: Mutex<Vec<String>>,
+    pub queries: Mutex<Vec<String>>,
     /// Secrets and where they may be taken.
     pub lends: Mutex<Vec<String>>,
     /// How long a question about a secret waits.
@@ -99,13 +109,13 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn judge_secret(&self, secret: SecretUse, rule: String, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
-        self.asked.lock().unwrap().push(format!("secret {secret}"));
-        let is_lent = self.lends.lock().unwrap().contains(&secret.to_string());
+    fn decide_secret(&self, secret: SecretUse, rule: String, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
+        self.queries.lock().unwrap().push(format!("secret {secret}"));
+        let is_approved = self.lends.lock().unwrap().contains(&secret.to_string());
         let thinks = *self.thinks.lock().unwrap();
         std::thread::spawn(move || {
             std::thread::sleep(thinks);
-            answer(if is_lent {
+            answer(if is_approved {
                 EgressDecision::Allowed(EgressPermit { rule: format!("grant secret {secret}") })
             } else {
                 EgressDecision::Refused { rule, grant: Some(secret.into_grant()) }
@@ -115,15 +125,15 @@ impl Listed {
 }
 
 impl EgressPolicy for Listed {
-    fn decide_request(&self, wanted: EgressRequest, _: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
-        let target = match wanted {
+    fn decide_request(&self, request: EgressRequest, _: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
+        let target = match request {
             EgressRequest::Target(target) => target,
-            EgressRequest::Secret { secret, rule } => return self.judge_secret(secret, rule, answer),
+            EgressRequest::Secret { secret, rule } => return self.decide_secret(secret, rule, answer),
             EgressRequest::Effect { message, .. } => {
                 return answer(EgressDecision::Refused { rule: message.to_owned(), grant: None });
             }
         };
-        self.asked.lock().unwrap().push(target.to_string());
+        self.queries.lock().unwrap().push(target.to_string());
         let found = self.allow.lock().unwrap().iter().find(|p| p.can_allow(&target)).cloned();
         answer(match found {
             Some(pattern) => EgressDecision::Allowed(EgressPermit { rule: format!("allow {pattern}") }),
@@ -141,11 +151,11 @@ impl EgressPolicy for Listed {
 }
 
 pub struct World {
-    pub door: Option<EgressProxy>,
+    pub egress_proxy: Option<EgressProxy>,
     pub names: Arc<HostNameTable>,
     pub namespace: Arc<Loopback>,
     pub table: Arc<Table>,
-    pub judge: Arc<Listed>,
+    pub policy: Arc<Listed>,
     pub events: Arc<Mutex<Vec<EgressEvent>>>,
     pub dns: SocketAddr,
 }
@@ -173,27 +183,27 @@ impl World {
             let addresses = address.split(' ').map(|a| a.parse().unwrap()).collect();
             table.names.lock().unwrap().insert((*name).into(), addresses);
         }
-        let judge = Arc::new(Listed { allow: Mutex::new(patterns(&options.allow)), ..Listed::default() });
+        let policy = Arc::new(Listed { allow: Mutex::new(patterns(&options.allow)), ..Listed::default() });
         let events = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&events);
+        let event_log = Arc::clone(&events);
         let names = Arc::new(HostNameTable::new());
         let namespace = Arc::new(Loopback::default());
         let (udp, tcp) = dns_sockets();
         let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
         let mut setup = EgressProxySetup {
-            lead: None,
+            connector: None,
             rules: EgressRules { special: patterns(&special), limits: options.limits, ..EgressRules::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
             edge: Arc::default(),
             namespace: namespace.clone(),
-            judge: judge.clone(),
-            sink: Arc::new(move |event| heard.lock().unwrap().push(event)),
+            policy: policy.clone(),
+            sink: Arc::new(move |event| event_log.lock().unwrap().push(event)),
             resolver: table.clone(),
         };
         change(&mut setup);
-        let door = Some(EgressProxy::start(setup).unwrap());
-        Self { door, names, namespace, table, judge, events, dns }
+        let egress_proxy = Some(EgressProxy::start(setup).unwrap());
+        Self { egress_proxy, names, namespace, table, policy, events, dns }
     }
 
     /// A door that looks into traffic, puts secrets in and trusts these
@@ -214,8 +224,8 @@ impl World {
         (world, prepared.unwrap())
     }
 
-    pub fn door(&self) -> &EgressProxy {
-        self.door.as_ref().unwrap()
+    pub fn egress_proxy(&self) -> &EgressProxy {
+        self.egress_proxy.as_ref().unwrap()
     }
 
     pub fn order(&self, target: &str) -> ConnectOrder {
@@ -227,20 +237,20 @@ impl World {
         ConnectOrder {
             dialled: SocketAddr::new(address, target.port),
             target,
-            who: EgressCaller { pid: Some(7), program: Some("/usr/bin/test".into()) },
+            caller: EgressCaller { pid: Some(7), program: Some("/usr/bin/test".into()) },
             permit: EgressPermit { rule: "grant".into() },
-            patience: None,
+            connect_timeout: None,
         }
     }
 
     /// What the broker does: announce, connect on behalf, tell from where.
     pub fn connect(&self, target: &str) -> Result<TcpStream, DialError> {
-        self.door().connect_and_wait(self.order(target)).map(arrive)
+        self.egress_proxy().connect_and_wait(self.order(target)).map(arrive)
     }
 
     pub fn stop(&mut self) {
-        if let Some(door) = self.door.take() {
-            door.stop();
+        if let Some(egress_proxy) = self.egress_proxy.take() {
+            egress_proxy.stop();
         }
     }
 

@@ -17,7 +17,7 @@ pub struct Origin {
     pub port: u16,
     /// Its certificate, for who is to trust it.
     pub pem: String,
-    got: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 /// The server's side of one connection.
@@ -30,9 +30,9 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 impl Origin {
     /// Answers each request with what this makes of it.
     pub fn new(names: &[&str], answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-        let got = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&got);
-        Self { got, ..Self::serving(names, move |stream| answer_requests(stream, &kept, &answer)) }
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let request_log = Arc::clone(&requests);
+        Self { requests, ..Self::serving(names, move |stream| answer_requests(stream, &request_log, &answer)) }
     }
 
     /// Does this with each connection.
@@ -57,31 +57,35 @@ impl Origin {
             let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
             each(StreamOwned::new(connection, stream));
         });
-        Self { port, pem, got: Arc::default() }
+        Self { port, pem, requests: Arc::default() }
     }
 
     /// What it was asked so far.
-    pub fn got(&self) -> Vec<String> {
-        self.got.lock().unwrap().clone()
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
 /// Reads requests, bodies by their length, and answers them.
-pub fn answer_requests(mut stream: impl Read + Write, kept: &Mutex<Vec<String>>, answer: &impl Fn(&str) -> String) {
+pub fn answer_requests(
+    mut stream: impl Read + Write,
+    request_log: &Mutex<Vec<String>>,
+    answer: &impl Fn(&str) -> String,
+) {
     let mut held = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         let text = String::from_utf8_lossy(&held).into_owned();
         if let Some(end) = text.find("\r\n\r\n") {
-            let told = text[..end]
+            let content_length = text[..end]
                 .lines()
                 .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
-            let whole = end + 4 + told.unwrap_or(0);
+            let whole = end + 4 + content_length.unwrap_or(0);
             if held.len() >= whole {
                 let request = String::from_utf8_lossy(&held[..whole]).into_owned();
                 held.drain(..whole);
                 let reply = answer(&request);
-                kept.lock().unwrap().push(request);
+                request_log.lock().unwrap().push(request);
                 if stream.write_all(reply.as_bytes()).and_then(|()| stream.flush()).is_err() {
                     return;
                 }

@@ -93,8 +93,8 @@ impl RequestCore {
             };
             self.record_event(EventKind::Asked { question: question.clone() });
             match self.answer_without_asking(&question.kind, pending.preset) {
-                Some(given) => {
-                    if !self.process_answer(&question, given) {
+                Some(sourced_answer) => {
+                    if !self.process_answer(&question, sourced_answer) {
                         return;
                     }
                 }
@@ -235,8 +235,8 @@ impl RequestCore {
 
     pub(super) fn on_answered(&mut self, open: OutstandingQuestion, answer: ApprovalAnswer, by: String) {
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = SourcedAnswer::from_approver(answer, by, waited_ms, &open.question);
-        if self.process_answer(&open.question, given) {
+        let sourced_answer = SourcedAnswer::from_approver(answer, by, waited_ms, &open.question);
+        if self.process_answer(&open.question, sourced_answer) {
             self.put_next();
         }
     }
@@ -249,9 +249,9 @@ impl RequestCore {
     pub(super) fn on_interrupted_while_asking(&mut self, open: OutstandingQuestion, signal: i32) {
         self.out.push(CoreOutput::Withdraw(open.question.digest.clone()));
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given =
+        let sourced_answer =
             SourcedAnswer { waited_ms, ..SourcedAnswer::at_once(ApprovalAnswer::Abort, format!("signal {signal}")) };
-        self.note_answer(&open.question, &given);
+        self.note_answer(&open.question, &sourced_answer);
         match &open.question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
             _ => self.end_request(RequestEnd::from_signal(signal)),
@@ -259,13 +259,13 @@ impl RequestCore {
     }
 
     /// Processes an answer. Returns true if the request continues with the next question.
-    fn process_answer(&mut self, question: &ApprovalQuestion, given: SourcedAnswer) -> bool {
-        self.note_answer(question, &given);
-        match given.answer {
+    fn process_answer(&mut self, question: &ApprovalQuestion, sourced_answer: SourcedAnswer) -> bool {
+        self.note_answer(question, &sourced_answer);
+        match sourced_answer.answer {
             // Only a held call offers a group.
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
-                if given.fresh {
-                    self.remember_answer(question, &given);
+                if sourced_answer.fresh {
+                    self.remember_answer(question, &sourced_answer);
                 }
                 self.unsandboxed_consent |= question.kind == QuestionKind::Unsandboxed;
                 if let QuestionKind::Escalate { grants, .. } = &question.kind {
@@ -273,7 +273,7 @@ impl RequestCore {
                 }
                 return true;
             }
-            ApprovalAnswer::Denied(_) if given.fresh => self.remember_answer(question, &given),
+            ApprovalAnswer::Denied(_) if sourced_answer.fresh => self.remember_answer(question, &sourced_answer),
             ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut => {}
             ApprovalAnswer::Abort => {
                 // A command that has ended cannot be aborted.
@@ -287,15 +287,15 @@ impl RequestCore {
         match &question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
             kind => {
-                let way = self.way_to_consent();
-                self.end_request(RequestEnd::from_refusal(refusal_text(kind, &given, &way)));
+                let consent_hint = self.describe_consent();
+                self.end_request(RequestEnd::from_refusal(refusal_text(kind, &sourced_answer, &consent_hint)));
             }
         }
         false
     }
 
     /// Returns the end of a hint for a refused run: how it can be approved without a question.
-    fn way_to_consent(&self) -> String {
+    fn describe_consent(&self) -> String {
         if !self.assessment.impact.needs_consent() {
             return ", or allow it with a rule".to_owned();
         }
@@ -305,26 +305,26 @@ impl RequestCore {
         }
     }
 
-    pub(super) fn note_answer(&mut self, question: &ApprovalQuestion, given: &SourcedAnswer) {
+    pub(super) fn note_answer(&mut self, question: &ApprovalQuestion, sourced_answer: &SourcedAnswer) {
         self.record_event(EventKind::Answered {
-            answer: given.answer,
-            by: given.by.clone(),
+            answer: sourced_answer.answer,
+            by: sourced_answer.by.clone(),
             digest: question.digest.clone(),
-            waited_ms: given.waited_ms,
-            warnings: given.warnings.clone(),
+            waited_ms: sourced_answer.waited_ms,
+            warnings: sourced_answer.warnings.clone(),
         });
-        let (answer, scope) = match given.answer {
+        let (answer, scope) = match sourced_answer.answer {
             ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => ("approved", Some(scope)),
             ApprovalAnswer::Denied(scope) => ("denied", Some(scope)),
             ApprovalAnswer::Abort => ("abort", None),
             ApprovalAnswer::TimedOut => ("timed-out", None),
         };
         self.approvals.push(Approval {
-            question: format!("may it {}?", asked_for(&question.kind)),
+            question: format!("may it {}?", describe_subject(&question.kind)),
             answer: answer.to_owned(),
             scope,
-            by: given.by.clone(),
-            waited_ms: given.waited_ms,
+            by: sourced_answer.by.clone(),
+            waited_ms: sourced_answer.waited_ms,
             grants: grants_of(&question.kind).to_vec(),
             review: question.review.clone(),
         });
@@ -333,8 +333,8 @@ impl RequestCore {
     /// Remembers an answer with a scope beyond `once`. An approval of several powers is stored for
     /// each power. A refusal of several is stored for exactly this set, because it does not name
     /// the power at fault.
-    pub(super) fn remember_answer(&mut self, question: &ApprovalQuestion, given: &SourcedAnswer) {
-        let Some(answer) = what_is_left(given.answer) else { return };
+    pub(super) fn remember_answer(&mut self, question: &ApprovalQuestion, sourced_answer: &SourcedAnswer) {
+        let Some(answer) = reduce_answer(sourced_answer.answer) else { return };
         let Some(planned) = self.plan_in_question() else { return };
         let yes = matches!(answer, ApprovalAnswer::Approved(_));
         let context = self.grant_context(&planned);
@@ -344,7 +344,7 @@ impl RequestCore {
             subject,
             grants: grants.to_vec(),
             request: self.request.id.clone(),
-            by: given.by.clone(),
+            by: sourced_answer.by.clone(),
         };
         let (namespace, grants) = match &question.kind {
             QuestionKind::Unsandboxed => return,
@@ -385,16 +385,18 @@ pub(super) fn answer_for_once(yes: bool) -> ApprovalAnswer {
 }
 
 /// Returns the part of an answer that remains for later requests.
-fn what_is_left(answer: ApprovalAnswer) -> Option<ApprovalAnswer> {
-    let left = |scope| match scope {
+fn reduce_answer(answer: ApprovalAnswer) -> Option<ApprovalAnswer> {
+    let remaining = |scope| match scope {
         ApprovalScope::Once => None,
-        ApprovalScope::Times(n) => n.checked_sub(1).filter(|&left| left > 0).map(ApprovalScope::Times),
+        ApprovalScope::Times(n) => n.checked_sub(1).filter(|&remaining| remaining > 0).map(ApprovalScope::Times),
         ApprovalScope::Session | ApprovalScope::Until(_) | ApprovalScope::Always => Some(scope),
     };
     match answer {
         // The question already contains the choice.
-        ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => left(scope).map(ApprovalAnswer::Approved),
-        ApprovalAnswer::Denied(scope) => left(scope).map(ApprovalAnswer::Denied),
+        ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => {
+            remaining(scope).map(ApprovalAnswer::Approved)
+        }
+        ApprovalAnswer::Denied(scope) => remaining(scope).map(ApprovalAnswer::Denied),
         ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => None,
     }
 }
@@ -454,7 +456,7 @@ fn grants_of(kind: &QuestionKind) -> &[Grant] {
 }
 
 /// Returns the subject of a question, to follow "it may" or "it may not".
-fn asked_for(kind: &QuestionKind) -> String {
+fn describe_subject(kind: &QuestionKind) -> String {
     match kind {
         QuestionKind::Run { .. } => "run".to_owned(),
         QuestionKind::Grants { grants } => format!("have {}", list_grants(grants)),
@@ -464,20 +466,22 @@ fn asked_for(kind: &QuestionKind) -> String {
     }
 }
 
-/// Returns the message of a refusal. `way` continues its hint: another way to the consent.
-fn refusal_text(kind: &QuestionKind, given: &SourcedAnswer, way: &str) -> String {
-    let what = asked_for(kind);
-    match (given.answer, given.by.as_str()) {
+/// Returns the message of a refusal. `consent_hint` continues its hint: another way to the consent.
+fn refusal_text(kind: &QuestionKind, sourced_answer: &SourcedAnswer, consent_hint: &str) -> String {
+    let what = describe_subject(kind);
+    match (sourced_answer.answer, sourced_answer.by.as_str()) {
         (ApprovalAnswer::TimedOut, "nobody") => {
             let by_hand = match kind {
                 QuestionKind::Grants { .. } => "run it where somebody can be asked, or `stockade run` with `--grant`",
                 _ => "run it where somebody can be asked",
             };
-            format!("nobody answered whether it may {what}\nhint: {by_hand}{way}")
+            format!("nobody answered whether it may {what}\nhint: {by_hand}{consent_hint}")
         }
         (ApprovalAnswer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            format!("nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{way}")
+            format!(
+                "nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{consent_hint}"
+            )
         }
         (_, "cache") => format!(
             "a remembered answer says that it may not {what}\n\

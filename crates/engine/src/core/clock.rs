@@ -11,7 +11,7 @@ pub(super) enum AttemptClock {
     /// Runs until this time.
     Running { until_ms: u64 },
     /// Stopped with this much time left.
-    Standing { left_ms: u64 },
+    Standing { remaining_ms: u64 },
 }
 
 impl AttemptClock {
@@ -32,9 +32,9 @@ impl AttemptClock {
     pub fn set_paused(&mut self, now_ms: u64, stand: bool) {
         match *self {
             Self::Running { until_ms } if stand && until_ms > now_ms => {
-                *self = Self::Standing { left_ms: until_ms - now_ms };
+                *self = Self::Standing { remaining_ms: until_ms - now_ms };
             }
-            Self::Standing { left_ms } if !stand => *self = Self::start(now_ms, left_ms),
+            Self::Standing { remaining_ms } if !stand => *self = Self::start(now_ms, remaining_ms),
             Self::Running { .. } | Self::Standing { .. } => {}
         }
     }

@@ -22,7 +22,7 @@ pub(super) struct EscalationRound {
     /// Powers of this round.
     candidates: Vec<Grant>,
     /// Number of further powers that one question cannot hold.
-    left_out: usize,
+    omitted_count: usize,
     /// Candidates with a remembered approval.
     known: Vec<Grant>,
     /// Candidates that need a question.
@@ -51,8 +51,8 @@ impl RequestCore {
         if candidates.is_empty() {
             return self.end_request(ending);
         }
-        let left_out = candidates.len().saturating_sub(self.config.max_grants_asked);
-        candidates.truncate(self.config.max_grants_asked);
+        let omitted_count = candidates.len().saturating_sub(self.config.max_question_grants);
+        candidates.truncate(self.config.max_question_grants);
         self.escalated.extend(candidates.iter().cloned());
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         if let Some(planned) = &self.planned {
@@ -68,7 +68,7 @@ impl RequestCore {
         self.escalation = Some(EscalationRound {
             ending,
             candidates,
-            left_out,
+            omitted_count,
             known: Vec::new(),
             unknown: Vec::new(),
             next: None,
@@ -97,9 +97,10 @@ impl RequestCore {
         let Some(mut escalation) = self.escalation.take() else { return };
         let refused = found.refused_of(&escalation.candidates);
         let (known, unknown) = found.split_approved(std::mem::take(&mut escalation.candidates));
-        let keep = |grants: Vec<Grant>| grants.into_iter().filter(|grant| !refused.contains(grant)).collect();
-        escalation.known = keep(known);
-        escalation.unknown = keep(unknown);
+        let without_refused =
+            |grants: Vec<Grant>| grants.into_iter().filter(|grant| !refused.contains(grant)).collect();
+        escalation.known = without_refused(known);
+        escalation.unknown = without_refused(unknown);
         if !refused.is_empty() {
             self.note_remembered_refusal(refused);
         }
@@ -133,13 +134,14 @@ impl RequestCore {
             return self.on_escalation_plan_failed(message);
         }
         escalation.next = Some(next);
-        let (known, unknown, left_out) = (escalation.known.clone(), escalation.unknown.clone(), escalation.left_out);
+        let (known, unknown, omitted_count) =
+            (escalation.known.clone(), escalation.unknown.clone(), escalation.omitted_count);
         if !known.is_empty() {
             let kind = self.escalate_kind(known, 0);
             self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
         }
         if !unknown.is_empty() {
-            let kind = self.escalate_kind(unknown, left_out);
+            let kind = self.escalate_kind(unknown, omitted_count);
             self.pending.push_back(WaitingQuestion::for_approver(kind));
         }
         self.put_next();
@@ -155,7 +157,7 @@ impl RequestCore {
         }
     }
 
-    fn escalate_kind(&self, grants: Vec<Grant>, left_out: usize) -> QuestionKind {
+    fn escalate_kind(&self, grants: Vec<Grant>, omitted_count: usize) -> QuestionKind {
         let denials = self.attempts.last().map_or(&[][..], |attempt| attempt.denials.as_slice());
         let named = |denial: &&Denial| denial.grant.as_ref().is_some_and(|grant| grants.contains(grant));
         let denials = denials.iter().filter(named).cloned().collect();
@@ -163,8 +165,8 @@ impl RequestCore {
             format!("the command runs again from its start; this will be attempt {}", self.attempts.len() + 1),
             "what it already did stays: files it wrote keep their new content and are met again".to_owned(),
         ];
-        if left_out > 0 {
-            repeats.push(format!("{left_out} more refused powers are not in this question"));
+        if omitted_count > 0 {
+            repeats.push(format!("{omitted_count} more refused powers are not in this question"));
         }
         QuestionKind::Escalate { denials, grants, repeats }
     }
@@ -213,7 +215,7 @@ impl RequestCore {
 /// only in granted variables.
 fn check_added_grants(last: &AttemptPlan, next: &AttemptPlan, added: &[Grant]) -> Result<(), &'static str> {
     let expected: BTreeSet<&Grant> = last.grants.iter().chain(added).collect();
-    let given: BTreeSet<&Grant> = next.grants.iter().collect();
+    let plan_grants: BTreeSet<&Grant> = next.grants.iter().collect();
     let granted_name =
         |name: &String| added.iter().any(|grant| matches!(grant, Grant::Env(granted) if granted == name));
     let same_environment =
@@ -231,7 +233,7 @@ fn check_added_grants(last: &AttemptPlan, next: &AttemptPlan, added: &[Grant]) -
         (next.level == last.level, "another level"),
         (next.backend == last.backend, "another backend"),
         (same_environment, "another environment"),
-        (given == expected, "other grants"),
+        (plan_grants == expected, "other grants"),
     ];
     checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, why)| Err(why))
 }

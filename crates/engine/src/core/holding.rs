@@ -19,8 +19,8 @@ use super::machine::{KeyPurpose, RecalledAnswers, RequestCore, grant_keys};
 use super::running::LiveAttempt;
 use crate::core::RememberedAnswer;
 use crate::keys::QuestionNamespace;
-use crate::offers::{are_given, is_subset, is_whole, unrefused_powers};
-use crate::seams::HeldRule;
+use crate::offers::{are_covered, is_subset, is_whole, unrefused_powers};
+use crate::ports::HeldRule;
 
 mod directories;
 
@@ -36,10 +36,10 @@ pub(super) struct TrackedCalls {
     /// The different powers that calls lacked, by the directory that holds them.
     met: BTreeMap<Vec<Grant>, BTreeSet<Vec<Grant>>>,
     /// Number of calls that needed a question.
-    asked_about: usize,
+    asking_calls: usize,
     /// Time of the last answer. An approver that answers is present, so the time-out of every open
     /// question restarts then.
-    heard_ms: u64,
+    last_answer_ms: u64,
     /// True if the last question timed out, so that the approver seems absent.
     silent: bool,
 }
@@ -140,7 +140,7 @@ impl TrackedCall {
 
     /// Returns whether these powers permit the call, as far as the engine can decide.
     fn is_covered_by(&self, grants: &[Grant]) -> bool {
-        are_given(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
+        are_covered(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
     }
 
     /// Returns whether a refusal of these powers refuses this call.
@@ -152,8 +152,8 @@ impl TrackedCall {
 impl TrackedCalls {
     /// Returns the deadline of the next question, in the time of the core.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
-        let due_ms = |asked: &HeldQuestion| {
-            asked.reviewed_by_ms.unwrap_or_else(|| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms))
+        let due_ms = |entry: &HeldQuestion| {
+            entry.reviewed_by_ms.unwrap_or_else(|| entry.since_ms.max(self.last_answer_ms).saturating_add(wait_ms))
         };
         self.questions.iter().map(due_ms).min()
     }
@@ -165,13 +165,13 @@ impl TrackedCalls {
 
     /// Returns the question with this digest if a reviewer has it.
     pub(super) fn in_review(&mut self, digest: &Digest) -> Option<&mut HeldQuestion> {
-        self.questions.iter_mut().find(|asked| asked.reviewed_by_ms.is_some() && asked.question.digest == *digest)
+        self.questions.iter_mut().find(|entry| entry.reviewed_by_ms.is_some() && entry.question.digest == *digest)
     }
 
     /// Returns the questions whose reviewer missed its deadline.
     pub(super) fn review_is_overdue(&self, now_ms: u64) -> Vec<Digest> {
-        let overdue = |asked: &&HeldQuestion| asked.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
-        self.questions.iter().filter(overdue).map(|asked| asked.question.digest.clone()).collect()
+        let overdue = |entry: &&HeldQuestion| entry.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
+        self.questions.iter().filter(overdue).map(|entry| entry.question.digest.clone()).collect()
     }
 
     fn take_call(&mut self, id: HoldId) -> Option<TrackedCall> {
@@ -179,18 +179,18 @@ impl TrackedCalls {
         Some(self.open.remove(at))
     }
 
-    fn take_where(&mut self, wanted: impl Fn(&TrackedCall) -> bool) -> Vec<TrackedCall> {
-        let (taken, left) = std::mem::take(&mut self.open).into_iter().partition(wanted);
-        self.open = left;
-        taken
+    fn take_where(&mut self, is_match: impl Fn(&TrackedCall) -> bool) -> Vec<TrackedCall> {
+        let (matching, rest) = std::mem::take(&mut self.open).into_iter().partition(is_match);
+        self.open = rest;
+        matching
     }
 
     /// Removes and returns the questions that no held call needs any more.
     fn take_idle_questions(&mut self) -> Vec<HeldQuestion> {
         let open = &self.open;
-        let is_idle = |asked: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&asked.question.digest));
-        let (idle, left) = std::mem::take(&mut self.questions).into_iter().partition(is_idle);
-        self.questions = left;
+        let is_idle = |entry: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&entry.question.digest));
+        let (idle, rest) = std::mem::take(&mut self.questions).into_iter().partition(is_idle);
+        self.questions = rest;
         idle
     }
 }
@@ -203,7 +203,7 @@ impl RequestCore {
         let id = call.id;
         let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == PolicyVerdict::Deny);
         if (call.refused_in || denied) && self.forbid_offer(&call.directory) {
-            self.ask_again_one_by_one(live);
+            self.ask_one_by_one(live);
             self.put_held_questions(live);
         }
         let hold = self.track_call(call);
@@ -318,24 +318,24 @@ impl RequestCore {
             self.escalated.extend(hold.powers.iter().cloned());
             self.forbid_offer(&hold.directory);
             self.refuse_call(live, hold, DenialResolution::Refused);
-            self.ask_again_one_by_one(live);
+            self.ask_one_by_one(live);
         }
         self.put_held_questions(live);
     }
 
     /// Queues a call for a question, if one may be put.
     fn request_powers(&mut self, live: &mut LiveAttempt, mut hold: TrackedCall) {
-        if self.is_given_singly(&hold) {
+        if self.is_singly_allowed(&hold) {
             return self.give_own_powers(live, hold);
         }
         let kind = self.hold_kind(&hold, false);
         if !self.approver || !may_ask(self.request.approval_mode, &kind) {
             return self.refuse_call(live, hold, DenialResolution::Recorded);
         }
-        live.holds.asked_about += 1;
+        live.holds.asking_calls += 1;
         let limit = self.config.max_holds;
-        if live.holds.asked_about > limit {
-            if live.holds.asked_about == limit + 1 {
+        if live.holds.asking_calls > limit {
+            if live.holds.asking_calls == limit + 1 {
                 let message = format!("this attempt held more than {limit} calls; the others are refused");
                 self.record_event(EventKind::Failed { message });
             }
@@ -357,17 +357,17 @@ impl RequestCore {
     fn put_held_questions(&mut self, live: &mut LiveAttempt) {
         let mut at = 0;
         while let Some(hold) = live.holds.open.get(at) {
-            let Some((wish, directory)) = hold.requested_powers() else {
+            let Some((lacked_powers, directory)) = hold.requested_powers() else {
                 at += 1;
                 continue;
             };
-            let same = live.holds.questions.iter().find(|asked| asked.grants == wish);
-            let digest = match same.map(|asked| asked.question.digest.clone()) {
+            let same = live.holds.questions.iter().find(|entry| entry.grants == lacked_powers);
+            let digest = match same.map(|entry| entry.question.digest.clone()) {
                 Some(digest) => Some(digest),
                 None if live.holds.questions.len() >= self.config.max_questions => None,
                 None => {
                     let kind = self.hold_kind(hold, directory);
-                    let grants = wish.to_vec();
+                    let grants = lacked_powers.to_vec();
                     let group =
                         hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
                     let Ok(mut question) = self.question_beside(kind, group) else {
@@ -381,8 +381,8 @@ impl RequestCore {
                     let reviewing = self.put_question(&question);
                     let since_ms = self.now_ms;
                     let reviewed_by_ms = reviewing.then(|| since_ms.saturating_add(self.wait_ms(true)));
-                    let asked = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
-                    live.holds.questions.push(asked);
+                    let entry = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
+                    live.holds.questions.push(entry);
                     Some(digest)
                 }
             };
@@ -412,31 +412,31 @@ impl RequestCore {
         answer: ApprovalAnswer,
         by: String,
     ) -> bool {
-        let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
+        let is_answered = |entry: &HeldQuestion| entry.question.digest == *digest && entry.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
-        let asked = live.holds.questions.remove(at);
+        let entry = live.holds.questions.remove(at);
         live.holds.silent = answer == ApprovalAnswer::TimedOut;
-        live.holds.heard_ms = if live.holds.silent { live.holds.heard_ms } else { self.now_ms };
-        let given =
-            SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
-        let asked = asked.answered_by(given.answer, &self.refused);
-        self.note_answer(&asked.question, &given);
-        match given.answer {
+        live.holds.last_answer_ms = if live.holds.silent { live.holds.last_answer_ms } else { self.now_ms };
+        let sourced_answer =
+            SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(entry.since_ms), &entry.question);
+        let entry = entry.answered_by(sourced_answer.answer, &self.refused);
+        self.note_answer(&entry.question, &sourced_answer);
+        match sourced_answer.answer {
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
-                self.remember_answer(&asked.question, &given);
-                if asked.directory && self.answered_no_in.contains(&asked.grants) {
-                    self.give_singly(live, asked.grants);
+                self.remember_answer(&entry.question, &sourced_answer);
+                if entry.directory && self.answered_no_in.contains(&entry.grants) {
+                    self.give_singly(live, entry.grants);
                 } else {
-                    self.grant_in_place(live, asked.grants);
+                    self.grant_in_place(live, entry.grants);
                 }
             }
             ApprovalAnswer::Denied(_) => {
-                self.remember_answer(&asked.question, &given);
-                self.refuse_in_place(live, &asked);
+                self.remember_answer(&entry.question, &sourced_answer);
+                self.refuse_in_place(live, &entry);
             }
-            ApprovalAnswer::TimedOut => self.refuse_in_place(live, &asked),
+            ApprovalAnswer::TimedOut => self.refuse_in_place(live, &entry),
             ApprovalAnswer::Abort => {
-                self.refuse_in_place(live, &asked);
+                self.refuse_in_place(live, &entry);
                 return true;
             }
         }
@@ -449,15 +449,15 @@ impl RequestCore {
         for digest in live.holds.review_is_overdue(self.now_ms) {
             self.go_on_unreviewed(live, digest);
         }
-        let over = |asked: &&HeldQuestion| {
-            let due_ms = asked.since_ms.max(live.holds.heard_ms).saturating_add(wait_ms);
-            asked.reviewed_by_ms.is_none() && due_ms <= self.now_ms
+        let over = |entry: &&HeldQuestion| {
+            let due_ms = entry.since_ms.max(live.holds.last_answer_ms).saturating_add(wait_ms);
+            entry.reviewed_by_ms.is_none() && due_ms <= self.now_ms
         };
         let over: Vec<Digest> =
-            live.holds.questions.iter().filter(over).map(|asked| asked.question.digest.clone()).collect();
+            live.holds.questions.iter().filter(over).map(|entry| entry.question.digest.clone()).collect();
         for digest in over {
             // A refusal of a directory may have withdrawn this question.
-            if live.holds.questions.iter().any(|asked| asked.question.digest == digest) {
+            if live.holds.questions.iter().any(|entry| entry.question.digest == digest) {
                 self.out.push(CoreOutput::Withdraw(digest.clone()));
                 self.on_held_answered(live, &digest, ApprovalAnswer::TimedOut, "nobody".to_owned());
             }
@@ -486,17 +486,17 @@ impl RequestCore {
         }
     }
 
-    fn refuse_in_place(&mut self, live: &mut LiveAttempt, asked: &HeldQuestion) {
-        self.escalated.extend(asked.grants.iter().cloned());
-        self.refused.push(asked.grants.clone());
-        if asked.directory {
-            self.forbid_offer(&asked.grants);
+    fn refuse_in_place(&mut self, live: &mut LiveAttempt, entry: &HeldQuestion) {
+        self.escalated.extend(entry.grants.iter().cloned());
+        self.refused.push(entry.grants.clone());
+        if entry.directory {
+            self.forbid_offer(&entry.grants);
         }
-        let refused = live.holds.take_where(|hold| hold.is_refused_by(&asked.grants));
+        let refused = live.holds.take_where(|hold| hold.is_refused_by(&entry.grants));
         for hold in refused {
             self.refuse_call(live, hold, DenialResolution::Refused);
         }
-        self.ask_again_one_by_one(live);
+        self.ask_one_by_one(live);
         self.withdraw_idle_questions(live, "another answer covers it");
     }
 
@@ -505,7 +505,7 @@ impl RequestCore {
         self.note_denial(live, &hold.denial, DenialResolution::Recorded);
         // At most one question, which was about this call alone.
         let idle = live.holds.take_idle_questions().pop();
-        let digest = idle.map(|asked| asked.question.digest);
+        let digest = idle.map(|entry| entry.question.digest);
         let why = "the processes that waited are gone".to_owned();
         let event = EventKind::Withdrawn { holds: vec![id.0], digest: digest.clone(), why };
         match digest {
@@ -524,8 +524,8 @@ impl RequestCore {
     }
 
     fn withdraw_questions(&mut self, questions: Vec<HeldQuestion>, why: &str) {
-        for asked in questions {
-            let digest = asked.question.digest;
+        for entry in questions {
+            let digest = entry.question.digest;
             self.out.push(CoreOutput::Withdraw(digest.clone()));
             self.record_event(EventKind::Withdrawn { holds: Vec::new(), digest: Some(digest), why: why.to_owned() });
         }

@@ -13,7 +13,7 @@ use super::escalating::EscalationRound;
 use super::running::LiveAttempt;
 use super::{BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, RememberedAnswer};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_approval, run_refusal};
-use crate::seams::PersistentAnswers;
+use crate::ports::PersistentAnswers;
 
 /// State machine of one request. See the [module](super) for its guarantees.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct RequestCore {
     /// The plan that needs consent, or the current plan.
     pub(super) planned: Option<BoundPlan>,
     /// Powers remembered for the session, added to the first plan.
-    pub(super) standing: Vec<Grant>,
+    pub(super) remembered_grants: Vec<Grant>,
     /// Questions still to be put before the next attempt.
     pub(super) pending: VecDeque<WaitingQuestion>,
     pub(super) escalation: Option<EscalationRound>,
@@ -43,7 +43,7 @@ pub struct RequestCore {
     /// Directories of files in which the approver refused a call.
     pub(super) answered_no_in: BTreeSet<Vec<Grant>>,
     /// Directories among these that were approved. Each call in them gets its own powers.
-    pub(super) given_singly: BTreeSet<Vec<Grant>>,
+    pub(super) single_call_directories: BTreeSet<Vec<Grant>>,
     pub(super) unsandboxed_consent: bool,
     pub(super) approver: bool,
     /// True if some answers are remembered for a number of uses.
@@ -95,7 +95,7 @@ impl RequestCore {
             assessment: Assessment::without_findings(Tier::Ask),
             ruling: None,
             planned: None,
-            standing: Vec::new(),
+            remembered_grants: Vec::new(),
             pending: VecDeque::new(),
             escalation: None,
             escalated: BTreeSet::new(),
@@ -103,7 +103,7 @@ impl RequestCore {
             refused: Vec::new(),
             refused_in: BTreeSet::new(),
             answered_no_in: BTreeSet::new(),
-            given_singly: BTreeSet::new(),
+            single_call_directories: BTreeSet::new(),
             unsandboxed_consent: false,
             approver: false,
             counted: false,
@@ -147,7 +147,7 @@ impl RequestCore {
             },
         }
         if let RequestPhase::Attempt(live) = &mut self.phase {
-            live.keep_time(self.now_ms);
+            live.update_clock(self.now_ms);
         }
         std::mem::take(&mut self.out)
     }
@@ -177,7 +177,7 @@ impl RequestCore {
             (RequestPhase::Planning, CoreInput::PlanFailed(why)) => self.on_plan_failed(why),
             (RequestPhase::FindingStanding, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
                 self.counted = counted;
-                self.on_standing(&grants);
+                self.on_remembered_grants(&grants);
             }
             (RequestPhase::Recalling(slots), CoreInput::Recalled { answers, approver }) => {
                 self.approver = approver;
@@ -211,8 +211,8 @@ impl RequestCore {
             // An `ask` without a subject is about the run.
             ruling.questions.push(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
         }
-        if let Some(wanted) = &ruling.wanted {
-            wanted.put_into(&mut self.request);
+        if let Some(requirements) = &ruling.requirements {
+            requirements.put_into(&mut self.request);
         }
         let decision = ruling.decision.clone();
         let unhonoured = ruling.unhonoured.first().cloned();
@@ -241,7 +241,7 @@ impl RequestCore {
         if self.escalation.is_some() {
             return self.on_escalation_planned(planned);
         }
-        if let Err(why) = check_first_plan(&planned.plan, &self.request, self.standing.as_slice()) {
+        if let Err(why) = check_first_plan(&planned.plan, &self.request, self.remembered_grants.as_slice()) {
             return self.end_request(RequestEnd::from_failure(format!("the plan does not match the request: {why}")));
         }
         let sandboxed = planned.plan.profile.sandboxed;
@@ -265,20 +265,24 @@ impl RequestCore {
         if self.escalation.is_some() {
             return self.on_escalation_plan_failed(why);
         }
-        if self.planned.is_some() && !self.standing.is_empty() {
+        if self.planned.is_some() && !self.remembered_grants.is_empty() {
             // A remembered power cannot be given any more: continue without it.
-            self.standing.clear();
+            self.remembered_grants.clear();
             self.record_event(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
             return self.recall_answers();
         }
         self.end_request(RequestEnd::from_failure(why));
     }
 
-    fn on_standing(&mut self, grants: &[Grant]) {
+    fn on_remembered_grants(&mut self, grants: &[Grant]) {
         let Some(planned) = &self.planned else { return self.recall_answers() };
         let mut all: BTreeSet<Grant> = planned.plan.grants.iter().cloned().collect();
-        self.standing = grants.iter().filter(|&grant| all.insert(grant.clone())).cloned().collect();
-        if self.standing.is_empty() { self.recall_answers() } else { self.make_plan(1, all.into_iter().collect()) }
+        self.remembered_grants = grants.iter().filter(|&grant| all.insert(grant.clone())).cloned().collect();
+        if self.remembered_grants.is_empty() {
+            self.recall_answers()
+        } else {
+            self.make_plan(1, all.into_iter().collect())
+        }
     }
 
     /// Looks up remembered answers: refusals always, approvals if they are needed.
@@ -325,8 +329,8 @@ impl RequestCore {
                 .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: refused }, false));
             return self.put_next();
         }
-        if !self.standing.is_empty() {
-            let kind = QuestionKind::Grants { grants: self.standing.clone() };
+        if !self.remembered_grants.is_empty() {
+            let kind = QuestionKind::Grants { grants: self.remembered_grants.clone() };
             self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
         }
         match (run.filter(|_| sandboxed), by_caller) {
@@ -343,7 +347,7 @@ impl RequestCore {
                 .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: known }, true));
         }
         // A question shows at most this many powers.
-        for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
+        for grants in unknown.chunks(self.config.max_question_grants.max(1)) {
             self.pending.push_back(WaitingQuestion::for_approver(QuestionKind::Grants { grants: grants.to_vec() }));
         }
         if !sandboxed {
@@ -557,9 +561,9 @@ impl RecalledAnswers {
 }
 
 /// Checks that a first plan fulfils exactly the request (L3, L5).
-fn check_first_plan(plan: &AttemptPlan, request: &RunRequest, standing: &[Grant]) -> Result<(), &'static str> {
-    let expected: BTreeSet<&Grant> = request.grants.iter().chain(standing).collect();
-    let given: BTreeSet<&Grant> = plan.grants.iter().collect();
+fn check_first_plan(plan: &AttemptPlan, request: &RunRequest, remembered_grants: &[Grant]) -> Result<(), &'static str> {
+    let expected: BTreeSet<&Grant> = request.grants.iter().chain(remembered_grants).collect();
+    let plan_grants: BTreeSet<&Grant> = plan.grants.iter().collect();
     let same_command = match &request.command {
         stockade_model::RequestCommand::Argv(argv) => plan.argv == *argv,
         stockade_model::RequestCommand::Script(script) => plan.argv.last() == Some(script),
@@ -572,7 +576,7 @@ fn check_first_plan(plan: &AttemptPlan, request: &RunRequest, standing: &[Grant]
         (plan.workspace == request.workspace, "another workspace"),
         (plan.profile.name == request.profile, "another profile"),
         (!plan.profile.sandboxed || plan.level == request.level, "another level"),
-        (given == expected, "other grants"),
+        (plan_grants == expected, "other grants"),
     ];
     checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, why)| Err(why))
 }

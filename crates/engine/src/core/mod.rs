@@ -29,7 +29,7 @@ use stockade_model::{
 };
 
 use crate::keys::{GrantContext, MemoryKey};
-use crate::seams::PersistentAnswers;
+use crate::ports::PersistentAnswers;
 
 pub use asking::shown_command;
 pub use holding::HeldCall;
@@ -53,7 +53,7 @@ pub struct CoreConfig {
     /// Most executions of one request.
     pub max_attempts: u32,
     /// Most powers in one question.
-    pub max_grants_asked: usize,
+    pub max_question_grants: usize,
     /// Most programs and denials of one attempt that are recorded individually.
     pub max_attempt_events: u32,
     /// Most open questions about held calls.
@@ -112,7 +112,7 @@ impl CoreConfig {
             grace_ms: 2_000,
             kill_timeout_ms: 10_000,
             max_attempts: 8,
-            max_grants_asked: 12,
+            max_question_grants: 12,
             max_attempt_events: 10_000,
             max_questions: 16,
             max_holds: 1_000,
@@ -140,7 +140,7 @@ pub struct ConsentRuling {
     /// True if rules may give powers to held calls, even if no question can be put.
     pub gives_powers: bool,
     /// Changes that the rules make to the requested run, if any.
-    pub wanted: Option<RunRequirements>,
+    pub requirements: Option<RunRequirements>,
 }
 
 /// Profile, powers and limit with which the rules let a request run.

@@ -83,8 +83,8 @@ impl RequestCore {
     }
 
     fn ask_held_reviewed(&mut self, live: &mut LiveAttempt, reviewed: QuestionReview) {
-        if let Some(asked) = live.holds.in_review(&reviewed.digest) {
-            let question = asked.apply_review(reviewed.review, self.now_ms);
+        if let Some(held_question) = live.holds.in_review(&reviewed.digest) {
+            let question = held_question.apply_review(reviewed.review, self.now_ms);
             self.out.push(CoreOutput::Ask(question));
         }
     }
@@ -92,8 +92,11 @@ impl RequestCore {
     /// Returns the review of a reviewer that did not answer in time. A later answer is still
     /// recorded.
     fn timed_out_review(&self, digest: Digest) -> QuestionReview {
-        let (by, took_ms) =
-            self.config.reviewer.as_ref().map_or_else(Default::default, |terms| (terms.name.clone(), terms.timeout_ms));
+        let (by, took_ms) = self
+            .config
+            .reviewer
+            .as_ref()
+            .map_or_else(Default::default, |options| (options.name.clone(), options.timeout_ms));
         QuestionReview {
             digest,
             review: ReviewResult::from_failure(by, "it did not answer in time"),

@@ -44,7 +44,7 @@ pub(super) struct LiveAttempt {
     powers: Vec<Vec<Grant>>,
     /// Reached hosts and ports.
     uses: Vec<HostUse>,
-    uses_left_out: u64,
+    omitted_uses: u64,
     events: u32,
     stop: Option<AttemptStop>,
     /// True if the backend holds calls.
@@ -87,7 +87,7 @@ impl LiveAttempt {
     }
 
     /// Stops the clock while an answer is pending. Called after each input.
-    pub(super) fn keep_time(&mut self, now_ms: u64) {
+    pub(super) fn update_clock(&mut self, now_ms: u64) {
         let stand = self.holds.wait_for_somebody();
         if let Some(clock) = &mut self.clock {
             clock.set_paused(now_ms, stand);
@@ -155,7 +155,7 @@ impl RequestCore {
             denials: Vec::new(),
             powers: Vec::new(),
             uses: Vec::new(),
-            uses_left_out: 0,
+            omitted_uses: 0,
             events: 0,
             stop: None,
             holding: hold,
@@ -215,11 +215,11 @@ impl RequestCore {
     }
 
     fn on_prepared(&mut self, mut live: Box<LiveAttempt>, report: EnforcementReport) {
-        let asked = self.planned.as_ref().map_or(IsolationLevel::Full, |planned| planned.plan.level);
-        if level_rank(report.level) < level_rank(asked) {
+        let requested_level = self.planned.as_ref().map_or(IsolationLevel::Full, |planned| planned.plan.level);
+        if level_rank(report.level) < level_rank(requested_level) {
             self.out.push(CoreOutput::Discard);
             let why = format!(
-                "level {asked} was asked for and only {} could be had\nhint: `stockade doctor` shows what is missing",
+                "level {requested_level} was asked for and only {} could be had\nhint: `stockade doctor` shows what is missing",
                 report.level
             );
             live.enforced = Some(report);
@@ -341,7 +341,7 @@ impl RequestCore {
 
     fn on_connection(&mut self, live: &mut LiveAttempt, connection: Box<ConnectionRecord>) {
         let Some(planned) = &self.planned else { return };
-        HostUse::count_connection(&mut live.uses, &mut live.uses_left_out, MAX_HOSTS_USED, &connection);
+        HostUse::count_connection(&mut live.uses, &mut live.omitted_uses, MAX_HOSTS_USED, &connection);
         let attempt = planned.plan.attempt;
         self.record_bounded(live, EventKind::Connection { attempt, connection });
     }
@@ -424,7 +424,7 @@ impl RequestCore {
             enforced: live.enforced.take(),
             denials: std::mem::take(&mut live.denials),
             connections: std::mem::take(&mut live.uses),
-            connections_left_out: live.uses_left_out,
+            connections_left_out: live.omitted_uses,
             usage: end.usage,
             stdout: end.stdout,
             stderr: end.stderr,

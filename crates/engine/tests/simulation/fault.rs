@@ -187,10 +187,15 @@ fn harden(review: &mut ReviewResult) {
     }
 }
 
-/// What the world is told instead, after the core heard `heard`.
-pub fn outputs(fault: Fault, heard: Option<&CoreInput>, finished: bool, outputs: Vec<CoreOutput>) -> Vec<CoreOutput> {
+/// What the world is told instead, after the core heard `core_input`.
+pub fn outputs(
+    fault: Fault,
+    core_input: Option<&CoreInput>,
+    finished: bool,
+    outputs: Vec<CoreOutput>,
+) -> Vec<CoreOutput> {
     let mut out: Vec<CoreOutput> = outputs.into_iter().flat_map(|output| one(fault, output)).collect();
-    match (fault, heard) {
+    match (fault, core_input) {
         (Fault::ReleaseBeforeDurable, Some(CoreInput::Prepared(_))) if out.is_empty() => out.push(CoreOutput::Release),
         (Fault::ReleaseBeforePrepared, Some(CoreInput::Committed(_))) if out.is_empty() => {
             out.push(CoreOutput::Release)

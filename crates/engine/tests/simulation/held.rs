@@ -21,8 +21,8 @@ pub struct Held {
     calls: BTreeMap<HoldId, Call>,
     open: Vec<ApprovalQuestion>,
     /// When each was put, and when somebody last answered.
-    asked_ms: BTreeMap<String, u64>,
-    heard_ms: u64,
+    question_ms: BTreeMap<String, u64>,
+    last_answer_ms: u64,
     /// The last question met with silence.
     silent: bool,
     /// True yeses, as they were asked.
@@ -33,12 +33,12 @@ pub struct Held {
     /// Directories of files in which a call had a no.
     answered_no_in: BTreeSet<Vec<Grant>>,
     /// Those of them that had a yes: each call gets its own powers.
-    given_singly: BTreeSet<Vec<Grant>>,
+    single_call_directories: BTreeSet<Vec<Grant>>,
     settled: BTreeSet<Vec<Grant>>,
     /// What rules allowed.
     allowed: BTreeSet<Vec<Grant>>,
     /// Given in place.
-    given: BTreeSet<Vec<Grant>>,
+    approved_grants: BTreeSet<Vec<Grant>>,
     /// Different files met of a directory.
     met: BTreeMap<Vec<Grant>, BTreeSet<Vec<Grant>>>,
     /// By attempt, from 0.
@@ -141,7 +141,7 @@ impl Held {
         self.calls.remove(&id);
     }
 
-    pub fn sandbox_gone(&mut self) {
+    pub fn on_sandbox_end(&mut self) {
         self.calls.clear();
     }
 
@@ -192,23 +192,23 @@ impl Held {
         self.settled.insert(grants.clone());
         self.silent = answer == ApprovalAnswer::TimedOut;
         if !self.silent {
-            self.heard_ms = now_ms;
+            self.last_answer_ms = now_ms;
         }
         self.seen.silences += usize::from(answer == ApprovalAnswer::TimedOut);
         let is_directory = matches!(question.kind, QuestionKind::Hold { directory: true, .. });
         match answer {
             ApprovalAnswer::Approved(_) if is_directory && self.answered_no_in.contains(&grants) => {
-                self.given_singly.insert(grants);
+                self.single_call_directories.insert(grants);
             }
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => self.consents.push(grants),
             ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut | ApprovalAnswer::Abort => {
-                self.said_no(grants, &question)
+                self.record_refusal(grants, &question)
             }
         }
         Some(question.kind)
     }
 
-    fn said_no(&mut self, grants: Vec<Grant>, question: &ApprovalQuestion) {
+    fn record_refusal(&mut self, grants: Vec<Grant>, question: &ApprovalQuestion) {
         if matches!(question.kind, QuestionKind::Hold { directory: true, .. }) {
             self.refused_in.insert(grants.clone());
         }
@@ -274,9 +274,9 @@ impl Held {
         need(!self.settled.contains(grants), "the same object asked about twice")?;
         need(!self.refused.iter().any(|no| is_subset(no, grants)), "asked again after a no (L9)")?;
         need(!self.refused_in.contains(grants), "a directory offered in which something was refused (L9)")?;
-        let wish = |call: &&Call| if *directory { &call.call.directory } else { &call.call.powers } == grants;
+        let is_match = |call: &&Call| if *directory { &call.call.directory } else { &call.call.powers } == grants;
         let fits = |call: &&Call| call.call.denial == *denial && !call.refused && call.approver;
-        let Some(about) = self.calls.values().filter(wish).find(fits) else {
+        let Some(about) = self.calls.values().filter(is_match).find(fits) else {
             return Err("a question about no held call, or to nobody".to_owned());
         };
         let told = log.iter().any(|kind| matches!(kind, EventKind::Held { hold, denial: noted } if *hold == about.call.id.0 && noted == denial));
@@ -290,7 +290,7 @@ impl Held {
         }
         self.seen.side_by_side += usize::from(!self.open.is_empty());
         self.open.push(question.clone());
-        self.asked_ms.insert(question.digest.to_string(), now_ms);
+        self.question_ms.insert(question.digest.to_string(), now_ms);
         Ok(())
     }
 
@@ -315,12 +315,12 @@ impl Held {
         need(call.is_covered_by(grants), "granted to a call that it is not for")?;
         need(!self.refused.iter().any(|no| is_subset(no, grants)), "granted what has a no (L9)")?;
         // What was given before the no is not taken back.
-        let given = self.given.contains(grants);
+        let approved_grants = self.approved_grants.contains(grants);
         let refused_in = self.refused_in.contains(grants) || self.answered_no_in.contains(grants);
-        need(given || !refused_in, "granted a directory in which something was refused (L9)")?;
-        self.given.insert(grants.clone());
+        need(approved_grants || !refused_in, "granted a directory in which something was refused (L9)")?;
+        self.approved_grants.insert(grants.clone());
         let directory = &call.call.directory;
-        let is_approved = self.given_singly.contains(directory) || self.consents.contains(directory);
+        let is_approved = self.single_call_directories.contains(directory) || self.consents.contains(directory);
         let is_single = *grants == call.call.powers && is_approved && !self.refused_in.contains(directory);
         let agreed = self.consents.contains(grants) || is_single;
         let known = grants.iter().all(remembered) || self.allowed.contains(grants);
@@ -353,17 +353,19 @@ impl Held {
 
     /// The reviewer is through with it: the time of the question begins.
     pub fn put(&mut self, digest: &Digest, now_ms: u64) {
-        self.asked_ms.insert(digest.to_string(), now_ms);
+        self.question_ms.insert(digest.to_string(), now_ms);
     }
 
     /// After time was looked at: nobody is waited for longer than was said, with
     /// a little beyond it; a reviewer not even that.
     pub fn in_time(&self, now_ms: u64, in_review: &[ApprovalQuestion], review_ms: u64) -> Law {
-        let since =
-            |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
+        let since = |open: &ApprovalQuestion| {
+            self.question_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.last_answer_ms)
+        };
         let late = |open: &ApprovalQuestion| since(open) + open.timeout_ms + 2_000 <= now_ms;
-        let asked = |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied();
-        let overdue = |open: &ApprovalQuestion| asked(open).is_some_and(|asked_ms| asked_ms + review_ms <= now_ms);
+        let asked = |open: &ApprovalQuestion| self.question_ms.get(open.digest.as_str()).copied();
+        let overdue =
+            |open: &ApprovalQuestion| asked(open).is_some_and(|question_ms| question_ms + review_ms <= now_ms);
         need(!in_review.iter().any(overdue), "a question about a held call waits too long for a reviewer")?;
         need(!self.open.iter().any(late), "a question about a held call outlives its time")
     }
@@ -381,8 +383,8 @@ impl Held {
         }
         for open in &self.open {
             let grants = grants_of(open);
-            let wanted = self.calls.values().any(|call| call.call.powers == grants || call.call.directory == grants);
-            need(wanted, "a question stays open that nobody waits for")?;
+            let is_needed = self.calls.values().any(|call| call.call.powers == grants || call.call.directory == grants);
+            need(is_needed, "a question stays open that nobody waits for")?;
         }
         Ok(())
     }

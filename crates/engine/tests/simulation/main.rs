@@ -47,16 +47,16 @@ fn no_interleaving_breaks_a_law() {
         all.attempts += part.attempts;
         all.held += part.held;
         all.seen.add(part.seen);
-        all.ways.extend(part.ways);
+        all.path_hashes.extend(part.path_hashes);
     }
-    let ways = all.ways.len() as u64;
+    let path_hashes = all.path_hashes.len() as u64;
     println!(
-        "{count} interleavings, {ways} different, {} steps, {} attempts released, {} calls held: {:?}",
+        "{count} interleavings, {path_hashes} different, {} steps, {} attempts released, {} calls held: {:?}",
         all.steps, all.attempts, all.held, all.seen
     );
     assert!(all.steps as u64 > 10 * count, "the worlds are too short to show anything");
     assert!(all.attempts as u64 > count / 2, "too few worlds come to run anything");
-    assert!(ways > count / 2, "too many worlds are the same");
+    assert!(path_hashes > count / 2, "too many worlds are the same");
     assert!(all.seen.lengthened as u64 > count / 2_000, "too few are given more time to show anything");
     assert!(all.seen.singly as u64 > count / 2_000, "too few get their own powers to show anything");
     assert!(all.held as u64 > count && all.seen.least() as u64 > count / 200, "too little is held to show anything");
@@ -68,7 +68,7 @@ struct Tally {
     attempts: usize,
     held: usize,
     seen: Seen,
-    ways: HashSet<u64>,
+    path_hashes: HashSet<u64>,
 }
 
 fn play_part(part: u64, parts: u64, count: u64) -> Tally {
@@ -84,7 +84,7 @@ fn play_part(part: u64, parts: u64, count: u64) -> Tally {
         tally.attempts += world.attempts;
         tally.held += world.held;
         tally.seen.add(world.seen());
-        tally.ways.insert(world.way);
+        tally.path_hashes.insert(world.path_hash);
     }
     tally
 }

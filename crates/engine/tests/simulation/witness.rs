@@ -28,7 +28,7 @@ pub struct Witness {
     acknowledged: u64,
     ruling: Option<ConsentRuling>,
     plans: Vec<BoundPlan>,
-    standing: BTreeSet<Grant>,
+    memory: BTreeSet<Grant>,
     keys: Vec<MemoryKey>,
     memory_yes: BTreeSet<MemoryKey>,
     memory_no: BTreeSet<MemoryKey>,
@@ -57,7 +57,7 @@ pub struct Witness {
 
 struct Sandbox {
     planned: BoundPlan,
-    standing_up: bool,
+    is_built: bool,
     released: bool,
     hold: bool,
     /// It is being ended.
@@ -90,7 +90,7 @@ impl Witness {
             acknowledged: 0,
             ruling: None,
             plans: Vec::new(),
-            standing: BTreeSet::new(),
+            memory: BTreeSet::new(),
             keys: Vec::new(),
             memory_yes: BTreeSet::new(),
             memory_no: BTreeSet::new(),
@@ -139,14 +139,16 @@ impl Witness {
             self.last_warned = self.reviews.get(digest.as_str()).is_some_and(ReviewResult::raises_caution);
         }
         match input {
-            CoreInput::Reviewed(reviewed) if self.in_review.iter().any(|given| given.digest == reviewed.digest) => {
+            CoreInput::Reviewed(reviewed)
+                if self.in_review.iter().any(|review_question| review_question.digest == reviewed.digest) =>
+            {
                 self.reviews.entry(reviewed.digest.to_string()).or_insert_with(|| reviewed.review.clone());
             }
             CoreInput::Decided(ruling) => self.ruling = Some((**ruling).clone()),
             CoreInput::Planned(planned) => self.plans.push((**planned).clone()),
-            CoreInput::Standing(standing) => {
-                self.standing.extend(standing.grants.iter().cloned());
-                self.counted = standing.counted;
+            CoreInput::Standing(memory) => {
+                self.memory.extend(memory.grants.iter().cloned());
+                self.counted = memory.counted;
             }
             CoreInput::Held(call) => {
                 if let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) {
@@ -213,7 +215,7 @@ impl Witness {
             }
             CoreInput::Prepared(_) => {
                 if let Some(sandbox) = &mut self.sandbox {
-                    sandbox.standing_up = true;
+                    sandbox.is_built = true;
                 }
             }
             CoreInput::Released => {
@@ -222,7 +224,7 @@ impl Witness {
                 }
             }
             CoreInput::PrepareFailed(_) => self.sandbox = None,
-            CoreInput::Ended(_) => self.sandbox_gone(),
+            CoreInput::Ended(_) => self.on_sandbox_end(),
             _ => {}
         }
     }
@@ -233,9 +235,9 @@ impl Witness {
         }
     }
 
-    fn sandbox_gone(&mut self) {
+    fn on_sandbox_end(&mut self) {
         self.sandbox = None;
-        self.held.sandbox_gone();
+        self.held.on_sandbox_end();
     }
 
     /// After a step was carried out.
@@ -244,7 +246,7 @@ impl Witness {
             return Ok(());
         }
         if looked_at_time {
-            let review_ms = self.config.reviewer.as_ref().map_or(0, |terms| terms.timeout_ms);
+            let review_ms = self.config.reviewer.as_ref().map_or(0, |options| options.timeout_ms);
             self.held.in_time(self.now_ms, &self.in_review, review_ms)?;
             let outlives = |sandbox: &Sandbox| !sandbox.ending && !sandbox.stands && self.is_time_over(sandbox);
             need(!self.sandbox.as_ref().is_some_and(outlives), "a command outlives its time")?;
@@ -288,7 +290,7 @@ impl Witness {
                 Ok(())
             }
             CoreOutput::Discard => {
-                self.sandbox_gone();
+                self.on_sandbox_end();
                 Ok(())
             }
             CoreOutput::LookUpHeld { id, keys } => self.held.looked_up(*id, keys),
@@ -318,7 +320,8 @@ impl Witness {
             return Err("made to stand still where nobody may be asked".to_owned());
         };
         need(!sandbox.ending && !sandbox.stands, "made to stand still twice, or at its end")?;
-        let by_caller = self.request.timeout_ms.zip(sandbox.wall_ms).is_some_and(|(limit, wall)| wall >= limit);
+        let by_caller =
+            self.request.timeout_ms.zip(sandbox.wall_ms).is_some_and(|(limit, wall_limit)| wall_limit >= limit);
         need(self.is_time_over(sandbox) && !by_caller, "made to stand still before its time, or for a caller's limit")?;
         let twice = sandbox.wall_ms.map(|wall_ms| Grant::Limit(LimitKind::Wall, wall_ms * 2));
         need(limit.is_of_limit(LimitKind::Wall) && limit.grant == twice, "asks for something else than more time")?;
@@ -379,7 +382,7 @@ impl Witness {
             EventKind::Asked { .. } => decided && open.is_empty(),
             EventKind::Answered { digest, .. } => open.contains(&digest),
             EventKind::Reviewed { digest, late: false, .. } => {
-                open.contains(&digest) && self.in_review.iter().any(|given| given.digest == *digest)
+                open.contains(&digest) && self.in_review.iter().any(|review_question| review_question.digest == *digest)
             }
             EventKind::Reviewed { .. } => self.config.reviewer.is_some(),
             // The driver's.
@@ -416,28 +419,29 @@ impl Witness {
     /// A question that comes from the reviewer: as it was given to it, with what
     /// it truly said.
     fn put_reviewed(&mut self, question: &ApprovalQuestion) -> Law {
-        let Some(at) = self.in_review.iter().position(|given| given.digest == question.digest) else {
+        let Some(at) = self.in_review.iter().position(|review_question| review_question.digest == question.digest)
+        else {
             return Err("put without a review, or twice".to_owned());
         };
-        let given = self.in_review.remove(at);
+        let review_question = self.in_review.remove(at);
         self.held.put(&question.digest, self.now_ms);
         let Some(review) = question.review.clone() else { return Err("put without a review".to_owned()) };
         let noted = matches!(self.log.last(), Some(EventKind::Reviewed { digest, review: noted, late: false, .. })
             if *digest == question.digest && *noted == review);
         need(noted, "put with another review than is on record")?;
         match self.reviews.get(question.digest.as_str()) {
-            Some(said) => need(review == *said, "another review than was given")?,
+            Some(expected_review) => need(review == *expected_review, "another review than was given")?,
             None => need(review.opinion.is_none(), "an opinion that nobody gave")?,
         }
         need(
-            ApprovalQuestion { review: None, ..question.clone() } == given,
+            ApprovalQuestion { review: None, ..question.clone() } == review_question,
             "what is put is not what was reviewed (L5)",
         )
     }
 
     fn asked(&mut self, question: &ApprovalQuestion) -> Law {
         if let QuestionKind::Hold { .. } = question.kind {
-            return self.asked_about_held(question);
+            return self.check_held_question(question);
         }
         need(self.open.is_none(), "two questions at once")?;
         need(self.sandbox.is_none(), "a question while a sandbox stands")?;
@@ -454,7 +458,7 @@ impl Witness {
         Ok(())
     }
 
-    fn asked_about_held(&mut self, question: &ApprovalQuestion) -> Law {
+    fn check_held_question(&mut self, question: &ApprovalQuestion) -> Law {
         let noted = matches!(self.log.last(), Some(EventKind::Asked { question: noted }) if **noted == *question);
         need(noted, "what is asked is not what was recorded as asked (L5)")?;
         let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) else {
@@ -470,15 +474,15 @@ impl Witness {
     }
 
     fn withdrawn(&mut self, digest: &Digest) -> Law {
-        self.in_review.retain(|given| given.digest != *digest);
+        self.in_review.retain(|review_question| review_question.digest != *digest);
         if self.held.is_open(digest) {
             self.held.taken_back(digest);
             return Ok(());
         }
-        let taken = self.open.take_if(|open| open.digest == *digest);
+        let open_question = self.open.take_if(|open| open.digest == *digest);
         let timed_out = |kind: &EventKind| matches!(kind, EventKind::Answered { digest: noted, .. } if noted == digest);
         // A question whose record failed was never put.
-        let over = taken.is_some() || self.record_failed || self.log.iter().any(timed_out);
+        let over = open_question.is_some() || self.record_failed || self.log.iter().any(timed_out);
         need(over, "took back what was not asked")
     }
 
@@ -523,7 +527,7 @@ impl Witness {
             stands: false,
             asks_for_time: None,
             planned,
-            standing_up: false,
+            is_built: false,
             released: false,
             hold,
             ending: false,
@@ -535,7 +539,7 @@ impl Witness {
 
     fn release(&mut self) -> Law {
         let Some(sandbox) = &mut self.sandbox else { return Err("released nothing".to_owned()) };
-        need(sandbox.standing_up, "released before the sandbox stood")?;
+        need(sandbox.is_built, "released before the sandbox stood")?;
         need(!sandbox.released, "released twice")?;
         sandbox.released = true;
         let planned = sandbox.planned.clone();
@@ -558,7 +562,7 @@ impl Witness {
 
     fn consented(&self, planned: &BoundPlan) -> Law {
         let plan = &planned.plan;
-        self.same_as_asked(plan)?;
+        self.check_plan_request(plan)?;
         for (number, question) in &self.agreed {
             let bound = (planned.digest.as_str(), *number as u32, &question.kind, &question.group);
             let digest = Digest::of_json("stockade-question-1", &bound).ok();
@@ -574,7 +578,7 @@ impl Witness {
         }
     }
 
-    fn same_as_asked(&self, plan: &AttemptPlan) -> Law {
+    fn check_plan_request(&self, plan: &AttemptPlan) -> Law {
         let command = match &self.request.command {
             RequestCommand::Argv(argv) => plan.argv == *argv,
             RequestCommand::Script(script) => plan.argv.last() == Some(script),
@@ -609,7 +613,7 @@ impl Witness {
                 .ever_agreed
                 .iter()
                 .any(|q| matches!(&q.kind, QuestionKind::Grants { grants } if grants.contains(grant)));
-            let remembered = self.remembers(plan, QuestionNamespace::Grant, grant) || self.standing.contains(grant);
+            let remembered = self.remembers(plan, QuestionNamespace::Grant, grant) || self.memory.contains(grant);
             need(by_hand || agreed || remembered, "a power nobody agreed to (L3)")?;
         }
         Ok(())
@@ -617,8 +621,8 @@ impl Witness {
 
     fn next_consented(&self, last: &AttemptPlan, plan: &AttemptPlan) -> Law {
         let in_place = self.held.in_place(self.released.len() - 1);
-        let kept = last.grants.iter().chain(in_place.iter().copied()).all(|g| plan.grants.contains(g));
-        need(kept, "a later attempt lost a power")?;
+        let keeps_powers = last.grants.iter().chain(in_place.iter().copied()).all(|g| plan.grants.contains(g));
+        need(keeps_powers, "a later attempt lost a power")?;
         need(
             plan.profile.sandboxed == last.profile.sandboxed
                 && plan.level == last.level

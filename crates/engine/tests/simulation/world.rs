@@ -11,7 +11,7 @@ use stockade_engine::core::{
     RequestCore, ReviewerSpec,
 };
 use stockade_engine::keys::MemoryKey;
-use stockade_engine::seams::{HeldRule, PersistentAnswers};
+use stockade_engine::ports::{HeldRule, PersistentAnswers};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalScope, Assessment, AttemptPlan, CallerApproval, Decision, Denial,
     DenialLayer, DenialResolution, DeniedOperation, Digest, EnforcementReport, EnvironmentRules, FilesystemAccess,
@@ -54,7 +54,7 @@ pub struct World {
     pub steps: usize,
     pub attempts: usize,
     /// Bytes that say what happened, for counting different ways.
-    pub way: u64,
+    pub path_hash: u64,
 }
 
 /// Every power there is in this world.
@@ -130,7 +130,7 @@ fn ruling(random: &mut Random, request: &RunRequest) -> ConsentRuling {
     let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
     let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
     let gives_powers = random.chance(15);
-    ConsentRuling { decision, questions, by_caller, unhonoured, gives_powers, wanted: None }
+    ConsentRuling { decision, questions, by_caller, unhonoured, gives_powers, requirements: None }
 }
 
 thread_local! {
@@ -157,7 +157,7 @@ impl World {
         let request = request(&mut random);
         let policy = Digest::of_fields("policy", []);
         let mut config = CoreConfig::new(policy.clone(), "uid 1".to_owned());
-        config.max_grants_asked = 2;
+        config.max_question_grants = 2;
         config.max_attempts = 4;
         config.max_attempt_events = random.pick(&[6, 60]);
         config.max_questions = 2;
@@ -185,7 +185,7 @@ impl World {
             trace,
             steps: 0,
             attempts: 0,
-            way: 0,
+            path_hash: 0,
         }
     }
 
@@ -212,19 +212,19 @@ impl World {
         if self.trace {
             eprintln!("[{:>7} ms] {input:?}", self.now_ms);
         }
-        self.way = self.way.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
+        self.path_hash = self.path_hash.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
         self.witness.time(self.now_ms);
         let looks_at_time = matches!(input, CoreInput::Tick);
         self.witness.input(&input);
-        let heard = match self.fault {
+        let core_input = match self.fault {
             Some(fault) => fault::input(fault, input),
             None => Some(input),
         };
-        let outputs = match &heard {
+        let outputs = match &core_input {
             Some(input) => self.core.process_input(self.now_ms, input.clone()),
             None => Vec::new(),
         };
-        self.take(heard.as_ref(), outputs)?;
+        self.take(core_input.as_ref(), outputs)?;
         self.witness.at_rest(looks_at_time)
     }
 
@@ -235,9 +235,9 @@ impl World {
 
     /// Carries outputs out as the driver does: in order, and nothing after a
     /// record that fails.
-    fn take(&mut self, heard: Option<&CoreInput>, outputs: Vec<CoreOutput>) -> Result<(), String> {
+    fn take(&mut self, core_input: Option<&CoreInput>, outputs: Vec<CoreOutput>) -> Result<(), String> {
         let outputs = match self.fault {
-            Some(fault) => fault::outputs(fault, heard, self.witness.finished.is_some(), outputs),
+            Some(fault) => fault::outputs(fault, core_input, self.witness.finished.is_some(), outputs),
             None => outputs,
         };
         for output in outputs {
@@ -683,7 +683,7 @@ fn kind(input: &CoreInput) -> u64 {
         CoreInput::Decided(ruling) => 2 + ruling.decision.verdict as u64,
         CoreInput::Planned(_) => 5,
         CoreInput::PlanFailed(_) => 6,
-        CoreInput::Standing(standing) => 7 + u64::from(standing.grants.is_empty()),
+        CoreInput::Standing(remembered_answers) => 7 + u64::from(remembered_answers.grants.is_empty()),
         CoreInput::Recalled { approver, .. } => 9 + u64::from(*approver),
         CoreInput::MemoryFailed(_) => 11,
         CoreInput::NotRemembered(_) => 12,

@@ -20,7 +20,7 @@ use stockade_model::{
 };
 
 use crate::house::{Failing, Fake, House, Scripted};
-use crate::{told, wait_until};
+use crate::{summarize, wait_until};
 
 /// What the command does; its exit code.
 type Program = dyn Fn(&Calls) -> i32 + Send + Sync;
@@ -141,11 +141,11 @@ struct State {
     over: Option<i32>,
 }
 
-fn covers(powers: &[Grant], wanted: &Grant) -> bool {
-    powers.iter().any(|power| match (power, wanted) {
+fn covers(powers: &[Grant], requested_grant: &Grant) -> bool {
+    powers.iter().any(|power| match (power, requested_grant) {
         (Grant::Write(root), Grant::Write(path)) => path.starts_with(root),
-        (Grant::Connect(hosts), Grant::Connect(wanted)) => hosts.admits_all(wanted),
-        (power, wanted) => power == wanted,
+        (Grant::Connect(hosts), Grant::Connect(requested_grant)) => hosts.admits_all(requested_grant),
+        (power, requested_grant) => power == requested_grant,
     })
 }
 
@@ -174,8 +174,8 @@ impl Calls {
         self.wants_for(grant, Duration::from_secs(30)).expect("nobody answered a held call")
     }
 
-    /// The same, by a process that dies after `patience`: nothing then.
-    fn wants_for(&self, grant: &Grant, patience: Duration) -> Option<bool> {
+    /// The same, by a process that dies after `timeout`: nothing then.
+    fn wants_for(&self, grant: &Grant, timeout: Duration) -> Option<bool> {
         let (state, changed) = &*self.shared;
         if covers(&state.lock().unwrap().powers, grant) {
             return Some(true);
@@ -187,7 +187,7 @@ impl Calls {
         let id = HoldId(self.next.fetch_add(1, Ordering::SeqCst));
         self.events.send_event(AttemptEvent::Held { id, denial: denial(grant) });
         let waits = |state: &mut State| state.over.is_none() && !state.answers.contains_key(&id);
-        let (state, _) = changed.wait_timeout_while(state.lock().unwrap(), patience, waits).unwrap();
+        let (state, _) = changed.wait_timeout_while(state.lock().unwrap(), timeout, waits).unwrap();
         if state.over.is_some() {
             return Some(false);
         }
@@ -248,7 +248,7 @@ const NO: ApprovalAnswer = ApprovalAnswer::Denied(ApprovalScope::Once);
 fn check(mode: ApprovalMode, answer: ApprovalAnswer, expected: &str, resolution: DenialResolution) {
     let hall = Hall::answering(&[answer], one);
     let outcome = hall.house.run(hall.house.request("ls", mode));
-    assert_eq!(told(&hall.house, &outcome), expected, "{mode:?} {answer:?}: {:?}", outcome.error);
+    assert_eq!(summarize(&hall.house, &outcome), expected, "{mode:?} {answer:?}: {:?}", outcome.error);
     assert_eq!(outcome.attempts.len(), 1);
     let attempt = &outcome.attempts[0];
     assert_eq!(attempt.denials.len(), 1);
@@ -291,10 +291,10 @@ fn an_effect_is_asked_about_where_a_run_may_be() {
     ] {
         let scripted =
             Scripted { answers: [ApprovalAnswer::Approved(ApprovalScope::Always)].into(), ..Scripted::default() };
-        let wanted = effect.clone();
-        let hall = Hall::new(scripted, move |calls| i32::from(!calls.wants(&wanted)));
+        let requested_grant = effect.clone();
+        let hall = Hall::new(scripted, move |calls| i32::from(!calls.wants(&requested_grant)));
         let outcome = hall.house.run(hall.house.request("ls", mode));
-        assert_eq!(told(&hall.house, &outcome), expected, "{mode:?}");
+        assert_eq!(summarize(&hall.house, &outcome), expected, "{mode:?}");
         let scopes: Vec<Option<ApprovalScope>> = outcome.approvals.iter().map(|given| given.scope).collect();
         assert!(scopes.iter().all(|scope| *scope == Some(ApprovalScope::Once)), "{mode:?}: {scopes:?}");
     }
@@ -328,7 +328,7 @@ fn calls_are_told_where_somebody_may_come() {
         i32::from(alone || !calls.wants(&write("/srv/b")))
     });
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
     assert_eq!(outcome.attempts[0].grants, [write("/srv/b")]);
 }
 
@@ -348,13 +348,13 @@ fn one_object_is_one_question() {
     for grant in ["write /srv/a", "connect a.example:443", "effect overwrites-remote by git"] {
         let grant: Grant = grant.parse().unwrap();
         for (answer, code) in [(ONCE, 0), (NO, 3)] {
-            let wanted = grant.clone();
+            let requested_grant = grant.clone();
             let hall = Hall::answering(&[answer, ONCE, ONCE], move |calls| {
-                (0..3).filter(|_| !calls.wants(&wanted)).count() as i32
+                (0..3).filter(|_| !calls.wants(&requested_grant)).count() as i32
             });
             let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
             let expected = format!("exited {code}, ran 1, asked [hold]");
-            assert_eq!(told(&hall.house, &outcome), expected, "{grant}");
+            assert_eq!(summarize(&hall.house, &outcome), expected, "{grant}");
             assert_eq!(outcome.attempts[0].denials.len(), 1, "{grant}");
         }
     }
@@ -385,7 +385,7 @@ fn many_files_of_a_directory_are_offered_as_one() {
         let directory = hall.house.dir.path().join("home/cache");
         place.lock().unwrap().clone_from(&directory);
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-        assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold hold hold]", "at once: {at_once}");
+        assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 1, asked [hold hold hold]", "at once: {at_once}");
         let asked = hall.house.asked.lock().unwrap();
         let QuestionKind::Hold { grants, directory: true, .. } = &asked[2].kind else { panic!("{:?}", asked[2].kind) };
         assert_eq!(*grants, [Grant::Write(directory.clone())]);
@@ -436,7 +436,7 @@ fn a_directory_is_offered_after_a_no_and_without_what_was_refused() {
         six(calls) + 10 * i32::from(calls.wants(&write("/srv/d/1")))
     });
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold hold hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 1, ran 1, asked [hold hold hold]");
     let written = [0, 2, 3, 4, 5].map(|n| write(&format!("/srv/d/{n}")));
     assert_eq!(outcome.attempts[0].grants.iter().collect::<BTreeSet<_>>(), written.iter().collect());
     {
@@ -461,7 +461,7 @@ fn a_no_to_the_directory_is_a_no_for_all_whatever_was_answered_before() {
         let hall = Hall::answering(&answers, six);
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
         let expected = format!("exited {refused}, ran 1, asked [hold hold hold]");
-        assert_eq!(told(&hall.house, &outcome), expected, "{answers:?}");
+        assert_eq!(summarize(&hall.house, &outcome), expected, "{answers:?}");
     }
 }
 
@@ -469,7 +469,7 @@ fn a_no_to_the_directory_is_a_no_for_all_whatever_was_answered_before() {
 fn a_no_to_the_directory_is_one_for_its_files() {
     let hall = Hall::answering(&[ONCE, ONCE, ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE], six);
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 4, ran 1, asked [hold hold hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 4, ran 1, asked [hold hold hold]");
     // And in the next run for all of them: never is never.
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     assert_eq!(exit_code(&outcome), 6);
@@ -482,7 +482,7 @@ fn a_no_to_the_directory_is_one_for_its_files() {
 #[test]
 fn many_hosts_of_a_domain_are_offered_as_one() {
     let connect = |host: String| format!("connect {host}:443").parse::<Grant>().unwrap();
-    let asked_with = |configuration: &str, answers: &[ApprovalAnswer], hosts: [&str; 5]| {
+    let ask_with = |configuration: &str, answers: &[ApprovalAnswer], hosts: [&str; 5]| {
         let hosts = hosts.map(|host| connect(host.to_owned()));
         let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
         let program = move |calls: &Calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32;
@@ -495,18 +495,18 @@ fn many_hosts_of_a_domain_are_offered_as_one() {
         let asked = hall.house.asked.lock().unwrap();
         (exit_code(&outcome), asked.len(), asked.iter().find_map(|question| offered(&question.kind)))
     };
-    let asked = |answers: &[ApprovalAnswer], hosts| asked_with("", answers, hosts);
+    let asked = |answers: &[ApprovalAnswer], hosts| ask_with("", answers, hosts);
     let siblings = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"];
     assert_eq!(asked(&[ONCE; 3], siblings), (0, 3, Some("connect *.example.com:443".to_owned())));
     assert_eq!(asked(&[ONCE, NO, ONCE, ONCE, ONCE], siblings), (1, 5, None));
     for keeps in ["deny", "ask"] {
-        let kept = format!("[profiles.workspace.egress]\n{keeps} = [\"evil.example.com\"]\n");
-        assert_eq!(asked_with(&kept, &[ONCE; 5], siblings), (0, 5, None), "{keeps}");
+        let config_text = format!("[profiles.workspace.egress]\n{keeps} = [\"evil.example.com\"]\n");
+        assert_eq!(ask_with(&config_text, &[ONCE; 5], siblings), (0, 5, None), "{keeps}");
     }
     let strangers = ["a.github.io", "b.github.io", "c.github.io", "d.github.io", "e.github.io"];
     assert_eq!(asked(&[ONCE; 5], strangers), (0, 5, None));
-    let apart = ["a.example.com", "b.example.com", "x.example.org", "y.example.org", "example.com"];
-    assert_eq!(asked(&[ONCE; 5], apart), (0, 5, None));
+    let separate_hosts = ["a.example.com", "b.example.com", "x.example.org", "y.example.org", "example.com"];
+    assert_eq!(asked(&[ONCE; 5], separate_hosts), (0, 5, None));
 }
 
 /// Beside a host stands its group, with each of its hosts; a no to one of them takes it
@@ -533,23 +533,27 @@ fn a_group_is_offered_beside_its_host_and_given_as_its_list() {
     };
     let npm = ["registry.npmjs.org:443", "registry.yarnpkg.com:443"];
     let all = "connect registry.npmjs.org:443, connect registry.yarnpkg.com:443";
-    let told = |code: i32, names: &str, given: &str| (code, names.to_owned(), given.to_owned());
+    let summarize = |code: i32, names: &str, given: &str| (code, names.to_owned(), given.to_owned());
     // One answer for both, and nothing beyond the list.
-    assert_eq!(met("", &[GROUP], &npm), told(0, "npm", all));
-    assert_eq!(met("", &[ONCE, ONCE], &npm), told(0, "npm npm", all));
+    assert_eq!(met("", &[GROUP], &npm), summarize(0, "npm", all));
+    assert_eq!(met("", &[ONCE, ONCE], &npm), summarize(0, "npm npm", all));
     // Its ports stand in the list as the group has them.
     let (code, names, given) = met("", &[GROUP], &["github.com:443", "api.github.com:443"]);
     assert_eq!((code, names.as_str()), (0, "github"));
     assert!(given.starts_with("connect github.com:22,443, "), "{given}");
     // A no to one of them, a list that keeps one of them, and a host of no group.
-    assert_eq!(met("", &[NO, ONCE], &npm), told(1, "npm -", "connect registry.yarnpkg.com:443"));
+    assert_eq!(met("", &[NO, ONCE], &npm), summarize(1, "npm -", "connect registry.yarnpkg.com:443"));
     for keeps in ["deny", "ask"] {
-        let kept = format!("[profiles.workspace.egress]\n{keeps} = [\"registry.yarnpkg.com\"]\n");
-        assert_eq!(met(&kept, &[ONCE], &npm[..1]), told(0, "-", "connect registry.npmjs.org:443"), "{keeps}");
+        let config_text = format!("[profiles.workspace.egress]\n{keeps} = [\"registry.yarnpkg.com\"]\n");
+        assert_eq!(
+            met(&config_text, &[ONCE], &npm[..1]),
+            summarize(0, "-", "connect registry.npmjs.org:443"),
+            "{keeps}"
+        );
     }
     // What was not offered cannot be chosen.
-    assert_eq!(met("", &[GROUP], &["a.example.com:443"]), told(1, "-", ""));
-    assert_eq!(met("", &[GROUP], &["registry.npmjs.org:80"]), told(1, "-", ""));
+    assert_eq!(met("", &[GROUP], &["a.example.com:443"]), summarize(1, "-", ""));
+    assert_eq!(met("", &[GROUP], &["registry.npmjs.org:80"]), summarize(1, "-", ""));
 }
 
 /// A 100 ms timer in the asker: exactly one question, and it leaves.
@@ -562,8 +566,8 @@ fn a_dying_asker_takes_its_question_back() {
     let begun = Instant::now();
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     assert!(begun.elapsed() < Duration::from_secs(5));
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
-    assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(hall.house.withdrawals.load(Ordering::SeqCst), 1);
     assert!(outcome.attempts[0].grants.is_empty() && outcome.approvals.is_empty());
     assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Recorded);
     assert_eq!(hall.house.events()[5..], ["held", "asked", "withdrawn", "exited", "finished"]);
@@ -589,7 +593,7 @@ fn one_question_delays_no_other_call() {
     let request = hall.house.request("ls", ApprovalMode::OnFailure);
     remember(&hall.house, &write("/srv/b"), ApprovalScope::Times(3));
     let outcome = hall.house.run(request);
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
     assert!(*quick.lock().unwrap() < Duration::from_millis(300), "{:?}", quick.lock().unwrap());
     assert_eq!(outcome.approvals.iter().filter(|approval| approval.by == "cache").count(), 1);
 }
@@ -604,7 +608,7 @@ fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
         directory: stockade_backend_api::identity::workspace_identity(request.workspace.as_path()),
         profile: request.profile.clone(),
         level: request.level,
-        policy: house.engine.judge.policy_digest(&request),
+        policy: house.engine.rule_engine.policy_digest(&request),
         user: house.engine.user.clone(),
     };
     let memo = AnswerMemo {
@@ -624,7 +628,7 @@ fn scopes_reach_as_far_as_they_say() {
     let hall = Hall::answering(&[ApprovalAnswer::Approved(ApprovalScope::Session)], one);
     hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     let outcome = hall.house.run(hall.house.request("cat x", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 2, asked [hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 2, asked [hold]");
     assert_eq!(outcome.attempts[0].grants, [write("/srv/a")]);
 
     // Twice: the second time it is held and answered at once, by nobody.
@@ -675,14 +679,14 @@ operations = ["create"]
 effect = "allow"
 justification = "creating alone is less than the power to write"
 "#;
-    let check = |mode, wanted: &str, expected: &str, by_rule: bool| {
-        let grant: Grant = wanted.parse().unwrap();
+    let check = |mode, requested_grant: &str, expected: &str, by_rule: bool| {
+        let grant: Grant = requested_grant.parse().unwrap();
         let scripted = Scripted { answers: [ONCE].into(), ..Scripted::default() };
         let hall = Hall::configured(RULES, scripted, move |calls| i32::from(!calls.wants(&grant)));
         let outcome = hall.house.run(hall.house.request("ls", mode));
-        assert_eq!(told(&hall.house, &outcome), expected, "{mode:?} {wanted}");
-        let said = outcome.approvals.first().is_some_and(|approval| approval.by.starts_with("rule "));
-        assert_eq!(said, by_rule, "{:?}", outcome.approvals);
+        assert_eq!(summarize(&hall.house, &outcome), expected, "{mode:?} {requested_grant}");
+        let found = outcome.approvals.first().is_some_and(|approval| approval.by.starts_with("rule "));
+        assert_eq!(found, by_rule, "{:?}", outcome.approvals);
     };
     use ApprovalMode::{Never, OnFailure, OnRequest};
     for mode in [OnFailure, OnRequest, Never] {
@@ -733,8 +737,8 @@ justification = "look first"
     assert_eq!(named, [true, false], "{outcome:?}");
     let plans = hall.house.released.lock().unwrap();
     let says = |target: &str| {
-        let said = plans[0].profile.egress.listed_with(&plans[0].grants, &target.parse().unwrap());
-        format!("{said:?}").split('(').next().unwrap().to_owned()
+        let found = plans[0].profile.egress.listed_with(&plans[0].grants, &target.parse().unwrap());
+        format!("{found:?}").split('(').next().unwrap().to_owned()
     };
     for (target, expected) in [
         ("pypi.org:443", "Allowed"),
@@ -762,7 +766,7 @@ fn a_further_attempt_keeps_what_was_given() {
         i32::from(!(held && seen))
     });
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 2, asked [hold escalate]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 2, asked [hold escalate]");
     let mut grants = vec![Grant::Read("/srv/hidden".into()), write("/srv/a")];
     grants.sort();
     assert_eq!(outcome.attempts[1].grants, grants);
@@ -787,7 +791,7 @@ fn an_interrupt_waits_for_nobody() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     // The call failed, so that the command could clean up and end.
     assert_eq!((outcome.status, outcome.exit_code), (FinalStatus::Exited, Some(1)));
-    assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
+    assert_eq!(hall.house.withdrawals.load(Ordering::SeqCst), 1);
     assert_eq!(hall.house.alive.load(Ordering::SeqCst), 0);
 }
 
@@ -799,7 +803,7 @@ fn thinking_takes_none_of_the_time_of_a_command() {
     let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
     request.timeout_ms = Some(1_000);
     let outcome = hall.house.run(request);
-    assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
+    assert_eq!(summarize(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
     assert!(outcome.approvals[0].waited_ms > 1_000, "{:?}", outcome.approvals);
 }
 
@@ -830,7 +834,7 @@ fn silence_is_no_in_place() {
         hall.house.engine.question_timeout_ms = 50;
         let begun = Instant::now();
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-        assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold]");
+        assert_eq!(summarize(&hall.house, &outcome), "exited 1, ran 1, asked [hold]");
         assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Refused);
         assert_eq!((outcome.approvals[0].answer.as_str(), outcome.approvals[0].by.as_str()), ("timed-out", "nobody"));
         assert!(begun.elapsed() < Duration::from_secs(6));

@@ -12,8 +12,8 @@ use stockade_backend_api::{
     Approver, Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, PendingQuestion, StartError,
     StdioMode, SystemClock,
 };
-use stockade_engine::real::{RulePolicyEngine, StoreMemory};
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::adapters::{RulePolicyEngine, StoreMemory};
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, AttemptPlan, Denial, DenialLayer, DenialResolution,
@@ -178,7 +178,7 @@ pub struct Scripted {
     pub slow: Option<Duration>,
     /// Thinks on although the question was taken back.
     pub hangs: bool,
-    pub taken_back: Arc<AtomicUsize>,
+    pub withdrawals: Arc<AtomicUsize>,
 }
 
 impl Approver for Scripted {
@@ -201,7 +201,7 @@ impl Approver for Scripted {
             std::thread::sleep(Duration::from_millis(1));
         }
         if waiting.is_withdrawn() {
-            self.taken_back.fetch_add(1, Ordering::SeqCst);
+            self.withdrawals.fetch_add(1, Ordering::SeqCst);
             return ApprovalAnswer::TimedOut;
         }
         self.answers.pop_front().unwrap_or(ApprovalAnswer::TimedOut)
@@ -217,8 +217,8 @@ pub struct Failing {
 
 impl EventRecorder for Failing {
     fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
-        let left = self.batches_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        if left.is_err() { Err(RecordError("no space".to_owned())) } else { self.inner.record_events(events) }
+        let previous = self.batches_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if previous.is_err() { Err(RecordError("no space".to_owned())) } else { self.inner.record_events(events) }
     }
 
     fn commit_events(&self) -> Result<(), RecordError> {
@@ -232,7 +232,7 @@ impl EventRecorder for Failing {
 
 pub struct House {
     pub dir: TempDir,
-    pub taken_back: Arc<AtomicUsize>,
+    pub withdrawals: Arc<AtomicUsize>,
     pub released: Arc<Mutex<Vec<AttemptPlan>>>,
     pub asked: Arc<Mutex<Vec<ApprovalQuestion>>>,
     pub alive: Arc<AtomicUsize>,
@@ -273,9 +273,9 @@ impl House {
         let needs = fake.needs.iter().cloned().chain(home_file).collect();
         let fake = Fake { needs, log: Some(root.join("state/audit/audit.jsonl")), ..fake };
         let (released, alive, durable) = (fake.released.clone(), fake.alive.clone(), fake.durable.clone());
-        let (asked, taken_back) = (scripted.asked.clone(), scripted.taken_back.clone());
+        let (asked, withdrawals) = (scripted.asked.clone(), scripted.withdrawals.clone());
         let engine = RequestEngine {
-            judge: Arc::new(RulePolicyEngine::new(settings, true)),
+            rule_engine: Arc::new(RulePolicyEngine::new(settings, true)),
             backend: Arc::new(fake),
             host: None,
             approver: Arc::new(Mutex::new(scripted)),
@@ -286,7 +286,7 @@ impl House {
             user: "uid 1".to_owned(),
             question_timeout_ms: 2_000,
         };
-        Self { dir, taken_back, released, asked, alive, durable, engine }
+        Self { dir, withdrawals, released, asked, alive, durable, engine }
     }
 
     pub fn path(&self, name: &str) -> RawText {

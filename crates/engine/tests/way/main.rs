@@ -28,7 +28,7 @@ const QUIT: &[ApprovalAnswer] = &[ApprovalAnswer::Abort];
 const CLASSES: ApprovalMode =
     ApprovalMode::Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
 
-pub(crate) fn told(house: &House, outcome: &RunOutcome) -> String {
+pub(crate) fn summarize(house: &House, outcome: &RunOutcome) -> String {
     let attempts = house.released.lock().unwrap().len();
     format!("{:?} {}, ran {attempts}, asked [{}]", outcome.status, exit_code(outcome), house.asked()).to_lowercase()
 }
@@ -37,7 +37,7 @@ pub(crate) fn told(house: &House, outcome: &RunOutcome) -> String {
 fn check(mode: ApprovalMode, script: &str, answers: &[ApprovalAnswer], expected: &str) {
     let house = House::new(Fake::default(), answers);
     let outcome = house.run(house.request(script, mode));
-    assert_eq!(told(&house, &outcome), expected, "{mode:?} `{script}` {answers:?}: {:?}", outcome.error);
+    assert_eq!(summarize(&house, &outcome), expected, "{mode:?} `{script}` {answers:?}: {:?}", outcome.error);
     let events = house.events();
     assert_eq!(events.first().map(String::as_str), Some("requested"));
     assert_eq!(events.last().map(String::as_str), Some("finished"));
@@ -85,7 +85,7 @@ fn check_denial(
     let fake = Fake { needs: vec![needs.parse().unwrap()], ..Fake::default() };
     let house = House::new(fake, answers);
     let outcome = house.run(house.request("ls", mode));
-    assert_eq!(told(&house, &outcome), expected, "{mode:?} {needs} {answers:?}");
+    assert_eq!(summarize(&house, &outcome), expected, "{mode:?} {needs} {answers:?}");
     let denial = &outcome.attempts[0].denials[0];
     assert_eq!((denial.resolution, &denial.grant), (resolution, &Some(needs.parse().unwrap())));
 }
@@ -145,7 +145,7 @@ fn a_hidden_file_is_asked_for_with_all_it_needs() {
     let fake = Fake { home_file: Some(".ssh/config"), ..Fake::default() };
     let house = House::new(fake, YES);
     let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&house, &outcome), "exited 0, ran 2, asked [escalate]");
+    assert_eq!(summarize(&house, &outcome), "exited 0, ran 2, asked [escalate]");
     let path = house.dir.path().join("home/.ssh/config");
     assert_eq!(outcome.attempts[1].grants, [Grant::Write(path.clone()), Grant::Read(path)]);
 }
@@ -256,7 +256,7 @@ fn a_callers_approval_spares_the_question_and_is_recorded() {
     request.caller_approval =
         Some(CallerApproval { by: "agent\u{1b}[2J".to_owned(), warnings: vec!["big".to_owned()] });
     let outcome = house.run(request);
-    assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked []");
+    assert_eq!(summarize(&house, &outcome), "exited 0, ran 1, asked []");
     assert_eq!(outcome.approvals[0].by, "caller: agent\\u{1b}[2J");
     let text = std::fs::read_to_string(house.dir.path().join("state/audit/audit.jsonl")).unwrap();
     assert!(text.lines().any(|line| line.contains("\"answered\"") && line.contains("\"big\"")));
@@ -291,7 +291,7 @@ justification = "looked at"
     };
     let allowed = house(&[]);
     let outcome = allowed.run(allowed.request("make all", ApprovalMode::Untrusted));
-    assert_eq!(told(&allowed, &outcome), "exited 0, ran 1, asked []");
+    assert_eq!(summarize(&allowed, &outcome), "exited 0, ran 1, asked []");
     let plan = allowed.released.lock().unwrap()[0].clone();
     assert_eq!((plan.profile.name.as_str(), plan.grants.len()), ("build", 1));
     assert!(plan.profile.filesystem.write.contains(&"/srv/out".into()));
@@ -340,11 +340,11 @@ fn nobody_to_ask_is_no() {
     let scripted = || Scripted { absent: true, answers: YES.iter().copied().collect(), ..Scripted::default() };
     let house = House::with_configuration("", Fake::default(), scripted());
     let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
-    assert_eq!(told(&house, &outcome), "refused 126, ran 0, asked []");
+    assert_eq!(summarize(&house, &outcome), "refused 126, ran 0, asked []");
     let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
     let house = House::with_configuration("", fake, scripted());
     let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&house, &outcome), "exited 1, ran 1, asked []");
+    assert_eq!(summarize(&house, &outcome), "exited 1, ran 1, asked []");
     assert!(outcome.approvals.is_empty());
 }
 
@@ -462,7 +462,7 @@ fn loops_end() {
     let fake = Fake { needs: grants, ..Fake::default() };
     let house = House::new(fake, &[ApprovalAnswer::Approved(ApprovalScope::Once); 20]);
     let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&house, &outcome), "exited 0, ran 5, asked [escalate escalate escalate escalate]");
+    assert_eq!(summarize(&house, &outcome), "exited 0, ran 5, asked [escalate escalate escalate escalate]");
     let first = house.asked.lock().unwrap()[0].clone();
     let stockade_model::QuestionKind::Escalate { grants, denials, repeats } = first.kind else { panic!() };
     assert_eq!((grants.len(), denials.len()), (12, 12));

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use stockade_audit::AuditLogWriter;
 use stockade_backend_api::{ReviewReply, ReviewRequest, Reviewer, StdioMode};
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{exit_code, interrupt_channel};
 use stockade_model::{
     ApprovalMode, ApprovalQuestion, Event, EventKind, FinalStatus, ReviewOpinion, RiskLevel, SessionId,
 };
 
 use crate::house::{Fake, House};
-use crate::{YES, told};
+use crate::{YES, summarize};
 
 /// Says what it is told to, and notes whether the record had it before.
 struct Model {
@@ -78,13 +78,14 @@ fn shown(house: &House) -> String {
 
 #[test]
 fn what_is_sent_is_on_record_before() {
-    for (risk, wanted) in [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")]
+    for (risk, expected_text) in
+        [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")]
     {
         let (house, was_recorded) = house(Ok(risk), None);
         let outcome = house.run(house.request("rm a", ApprovalMode::Untrusted));
-        assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked [run]");
+        assert_eq!(summarize(&house, &outcome), "exited 0, ran 1, asked [run]");
         assert_eq!(*was_recorded.lock().unwrap(), [true]);
-        assert_eq!(shown(&house), wanted);
+        assert_eq!(shown(&house), expected_text);
         let events = house.events();
         let about = ["review-sent", "reviewed", "answered"];
         let order: Vec<_> = events.iter().filter(|kind| about.contains(&kind.as_str())).collect();
@@ -97,14 +98,14 @@ fn what_is_sent_is_on_record_before() {
 fn without_an_opinion_the_person_is_asked_all_the_same() {
     let (refusing, was_recorded) = house(Err("the budget is used up"), None);
     let outcome = refusing.run(refusing.request("make", ApprovalMode::Untrusted));
-    assert_eq!(told(&refusing, &outcome), "exited 0, ran 1, asked [run]");
+    assert_eq!(summarize(&refusing, &outcome), "exited 0, ran 1, asked [run]");
     assert_eq!(shown(&refusing), "the budget is used up");
     assert!(was_recorded.lock().unwrap().is_empty() && !refusing.events().contains(&"review-sent".to_owned()));
 
     let (never, waits) = channel();
     let (silent, _) = house(Ok(RiskLevel::Low), Some(waits));
     let outcome = silent.run(silent.request("make", ApprovalMode::Untrusted));
-    assert_eq!(told(&silent, &outcome), "exited 0, ran 1, asked [run]");
+    assert_eq!(summarize(&silent, &outcome), "exited 0, ran 1, asked [run]");
     assert_eq!(shown(&silent), "it did not answer in time");
     drop(never);
 }

@@ -238,7 +238,7 @@ fn what_is_taken_has_neither_owner_nor_powers_of_its_own() {
     let shown: Vec<String> =
         ground.inside().into_iter().map(|(path, what)| format!("{} {what}", path.display())).collect();
     let long = "n".repeat(200);
-    let wanted = [
+    let expected = [
         "new directory 755".to_owned(),
         "new/d directory 755".to_owned(),
         "new/d/f file 755 one".to_owned(),
@@ -247,7 +247,7 @@ fn what_is_taken_has_neither_owner_nor_powers_of_its_own() {
         format!("new/{long}/long file 755 two"),
         "new/old directory 755".to_owned(),
     ];
-    assert_eq!(shown, wanted);
+    assert_eq!(shown, expected);
     assert_eq!(fs::metadata(ground.root.join("new/d/f")).unwrap().mtime(), 1_000_000_000);
 }
 
@@ -300,9 +300,9 @@ proptest! {
         }
         let ground = Ground::new();
         let before = ground.outside();
-        let taken = ground.tree.upload_archive(&TreePath::root(), &mut archive.as_slice(), MERGED, BOUNDS);
+        let upload_result = ground.tree.upload_archive(&TreePath::root(), &mut archive.as_slice(), MERGED, BOUNDS);
         prop_assert_eq!(ground.outside(), before);
-        prop_assert!(taken.is_ok() || ground.inside().is_empty(), "{:?} and yet {:?}", taken, ground.inside());
+        prop_assert!(upload_result.is_ok() || ground.inside().is_empty(), "{:?} and yet {:?}", upload_result, ground.inside());
         prop_assert!(!ground.inside().values().any(|what| what == "special"));
     }
 }

@@ -21,13 +21,13 @@ fn a_tree_is_packed_without_what_its_links_lead_to() {
     let mut packed = Vec::new();
     let done = ground.tree.download_archive(&path("d"), &mut packed, BOUNDS).unwrap();
     assert_eq!((done.entries, done.bytes, done.withheld), (2, 7, 0));
-    assert_eq!(done.left_out.iter().map(|left| left.path.clone()).collect::<Vec<_>>(), [path("d/pipe")]);
+    assert_eq!(done.left_out.iter().map(|object| object.path.clone()).collect::<Vec<_>>(), [path("d/pipe")]);
     let mut names = Vec::new();
     for entry in tar::Archive::new(packed.as_slice()).entries().unwrap().map(Result::unwrap) {
         names.push((entry.path().unwrap().into_owned(), entry.header().entry_type()));
     }
-    let wanted = [("file", tar::EntryType::Regular), ("link", tar::EntryType::Symlink)];
-    assert_eq!(names, wanted.map(|(name, kind)| (PathBuf::from(name), kind)));
+    let expected = [("file", tar::EntryType::Regular), ("link", tar::EntryType::Symlink)];
+    assert_eq!(names, expected.map(|(name, kind)| (PathBuf::from(name), kind)));
     assert!(!packed.windows(4).any(|bytes| bytes == b"kept"), "what is outside is in it");
 }
 
@@ -104,8 +104,8 @@ proptest! {
         fill(&from, &things);
         let mut packed = Vec::new();
         let done = from.tree.download_archive(&TreePath::root(), &mut packed, BOUNDS).unwrap();
-        let taken = to.tree.upload_archive(&path(""), &mut packed.as_slice(), UploadTarget::Into { replace: false }, BOUNDS).unwrap();
-        prop_assert_eq!((done.entries, done.bytes), (taken.entries, taken.bytes));
+        let upload_summary = to.tree.upload_archive(&path(""), &mut packed.as_slice(), UploadTarget::Into { replace: false }, BOUNDS).unwrap();
+        prop_assert_eq!((done.entries, done.bytes), (upload_summary.entries, upload_summary.bytes));
         prop_assert_eq!(from.inside(), to.inside());
     }
 }

@@ -71,11 +71,11 @@ fn a_write_that_fails_leaves_what_was_there() {
 #[test]
 fn what_a_killed_writer_left_goes_with_the_next_and_is_never_seen() {
     let ground = Ground::new();
-    let left = ground.root.join(".stockade-incoming-0123");
-    fs::create_dir_all(left.join("tree/deep")).unwrap();
+    let leftover = ground.root.join(".stockade-incoming-0123");
+    fs::create_dir_all(leftover.join("tree/deep")).unwrap();
     assert_eq!(ground.tree.list_directory(&path("")).unwrap(), []);
     ground.tree.write_file(&path("file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
-    assert!(!left.exists());
+    assert!(!leftover.exists());
     assert_eq!(ground.inside().len(), 1);
 }
 
@@ -136,8 +136,8 @@ fn a_watch_tells_what_happens_in_its_directory() {
     fs::set_permissions(ground.root.join("d/file"), fs::Permissions::from_mode(0o600)).unwrap();
     fs::remove_file(ground.root.join("d/file")).unwrap();
     let event = |event| WatchNotice::Event { path: path("d/file"), event };
-    let wanted = [WatchEvent::Created, WatchEvent::Written, WatchEvent::Metadata, WatchEvent::Removed].map(event);
-    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), wanted);
+    let expected = [WatchEvent::Created, WatchEvent::Written, WatchEvent::Metadata, WatchEvent::Removed].map(event);
+    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), expected);
     fs::remove_dir(ground.root.join("d")).unwrap();
     assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), [WatchNotice::Gone]);
     assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), []);
@@ -178,11 +178,11 @@ fn a_copy_holds_links_and_not_what_they_lead_to() {
     let _socket = std::os::unix::net::UnixListener::bind(from.root.join("socket")).unwrap();
     let done = to.tree.copy_from(&from.tree, BOUNDS).unwrap();
     assert_eq!((done.entries, done.bytes, done.withheld), (5, 12, 0));
-    assert_eq!(done.left_out.iter().map(|left| left.path.clone()).collect::<Vec<_>>(), [path("socket")]);
-    let mut wanted = from.inside();
-    wanted.remove(std::path::Path::new("socket"));
-    wanted.insert("d/file".into(), "file 755 content".to_owned());
-    assert_eq!(to.inside(), wanted);
+    assert_eq!(done.left_out.iter().map(|leftover| leftover.path.clone()).collect::<Vec<_>>(), [path("socket")]);
+    let mut expected = from.inside();
+    expected.remove(std::path::Path::new("socket"));
+    expected.insert("d/file".into(), "file 755 content".to_owned());
+    assert_eq!(to.inside(), expected);
     let few = ContentLimits { bytes: 11, entries: 9 };
     assert_eq!(Ground::new().tree.copy_from(&from.tree, few), Err(FilesError::TooMuch { limit: 11, unit: "bytes" }));
 }

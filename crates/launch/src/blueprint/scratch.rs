@@ -7,13 +7,13 @@ use rustix::process::geteuid;
 
 use crate::error::LaunchError;
 use crate::layout::{MountAttachment, MountKind, c_string, find_devices};
-use crate::outfit::LaunchOptions;
+use crate::options::LaunchOptions;
 use crate::step::ScratchEntry;
 
 /// Returns the entries of the run's own filesystem before anything is attached.
 pub(crate) fn scratch_entries(
     attachments: &[MountAttachment],
-    outfit: &LaunchOptions,
+    launch_options: &LaunchOptions,
 ) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
     let roots: Vec<&MountAttachment> = attachments.iter().filter(|a| a.is_written()).collect();
@@ -37,15 +37,15 @@ pub(crate) fn scratch_entries(
         entries.push(Link(text.into(), join_path(c"dev", name)));
     }
     for attachment in attachments {
-        match &attachment.nature {
+        match &attachment.mount_kind {
             MountKind::Private(name) if *name == c"run" => {
                 entries.extend(run_entries()?);
-                for named in &outfit.named {
+                for named in &launch_options.named {
                     entries.push(File(join_path(name, &named.file_name()?), named.content.clone()));
                 }
             }
             MountKind::Provided(index) => {
-                let content = outfit.files.get(*index).map(|(_, content)| content.clone());
+                let content = launch_options.files.get(*index).map(|(_, content)| content.clone());
                 entries.push(File(attachment.placeholder.clone(), content.unwrap_or_default()));
             }
             MountKind::Private(name) => entries.push(Directory((*name).into(), 0o1777)),

@@ -8,7 +8,7 @@ use stockade_model::IsolationLevel;
 use stockade_sys::ready::readable_before;
 
 use super::LaunchedSandbox;
-use crate::leaving::{self, INIT_EXIT_TIMEOUT};
+use crate::exiting_inits::{self, INIT_EXIT_TIMEOUT};
 use crate::message::LaunchMessage;
 
 impl LaunchedSandbox {
@@ -41,13 +41,13 @@ impl LaunchedSandbox {
             let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         }
         if self.ended.is_some() {
-            return leaving::let_go(init);
+            return exiting_inits::let_go(init);
         }
         if self.report.level != IsolationLevel::Full {
             let _ = readable_before(&[init.as_fd()], Instant::now() + INIT_EXIT_TIMEOUT);
         }
         let _ = pidfd_send_signal(&init, Signal::KILL);
-        leaving::wait_for_init(&init);
+        exiting_inits::wait_for_init(&init);
     }
 }
 

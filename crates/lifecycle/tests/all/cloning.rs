@@ -259,9 +259,9 @@ fn what_became_of_a_clone_is_told_whatever_its_settings_became() {
     config.write_all(settings.as_bytes()).unwrap();
     fs::create_dir_all(workspace.join(".git/info")).unwrap();
     fs::write(workspace.join(".git/info/attributes"), "* diff=own\n").unwrap();
-    let told: String = diff_commands(&base).iter().map(|words| tell(words)).collect();
+    let command_text: String = diff_commands(&base).iter().map(|words| tell(words)).collect();
     for line in ["-content", "+changed", "+++ b/new", "+new"] {
-        assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
+        assert!(command_text.lines().any(|command_text| command_text == line), "{line}:\n{command_text}");
     }
     assert_eq!(ground.marks(), [""; 0]);
     // The control: git by itself does as it is told there.

@@ -41,21 +41,21 @@ impl House {
         symlink("/etc", project.join("link")).unwrap();
         let (noted, clock) = (Arc::<Noted>::default(), Arc::<Hands>::default());
         let store = Arc::new(Store::open(&root).unwrap());
-        let kinds = kinds(Arc::clone(&noted)).into_iter().map(|walls| Arc::new(walls) as _).collect();
+        let kinds = kinds(Arc::clone(&noted)).into_iter().map(|provider| Arc::new(provider) as _).collect();
         let lifecycle = Lifecycle::new(store, kinds, Arc::clone(&clock) as _);
         Self { _dir: dir, root, project, noted, clock, lifecycle }
     }
 
-    fn create(&self, n: u8, wanted: &SandboxRequest) -> Result<OpenSandbox, LifecycleError> {
-        self.lifecycle.create_sandbox(id(n), wanted, SandboxEventSender::new(|_| {}))
+    fn create(&self, n: u8, sandbox_request: &SandboxRequest) -> Result<OpenSandbox, LifecycleError> {
+        self.lifecycle.create_sandbox(id(n), sandbox_request, SandboxEventSender::new(|_| {}))
     }
 
     fn open(&self, n: u8) -> Result<OpenSandbox, LifecycleError> {
-        self.lifecycle.open_sandbox(&id(n), &wanted(), SandboxEventSender::new(|_| {}))
+        self.lifecycle.open_sandbox(&id(n), &sandbox_request(), SandboxEventSender::new(|_| {}))
     }
 
-    fn made(&self, n: u8, wanted: &SandboxRequest) {
-        self.lifecycle.leave_sandbox(self.create(n, wanted).unwrap()).unwrap();
+    fn made(&self, n: u8, sandbox_request: &SandboxRequest) {
+        self.lifecycle.leave_sandbox(self.create(n, sandbox_request).unwrap()).unwrap();
         self.noted.calls();
     }
 
@@ -64,7 +64,7 @@ impl House {
         (record.state, record.why)
     }
 
-    fn kept(&self, n: u8) -> PathBuf {
+    fn kept_directory(&self, n: u8) -> PathBuf {
         self.root.join(id(n).as_str())
     }
 
@@ -81,7 +81,7 @@ fn directory(path: &Path) -> HostDirectory {
     RawText::from(path).try_into().unwrap()
 }
 
-fn wanted() -> SandboxRequest {
+fn sandbox_request() -> SandboxRequest {
     let profile = Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
@@ -96,36 +96,40 @@ fn wanted() -> SandboxRequest {
 }
 
 fn with_workspace(workspace: WorkspaceSource) -> SandboxRequest {
-    SandboxRequest { spec: SandboxSpec { workspace, ..wanted().spec }, ..wanted() }
+    SandboxRequest { spec: SandboxSpec { workspace, ..sandbox_request().spec }, ..sandbox_request() }
 }
 
 #[test]
 fn one_is_made_used_and_destroyed() {
     let house = House::new();
-    let opened = house.create(1, &wanted()).unwrap();
+    let opened = house.create(1, &sandbox_request()).unwrap();
     assert_eq!(house.state(1), (SandboxState::Ready, None));
     assert_eq!(opened.used.record().backend.as_deref(), Some("native"));
     for name in ["workspace", "home"] {
-        assert_eq!(fs::metadata(house.kept(1).join(name)).unwrap().permissions().mode() & 0o7777, 0o700, "{name}");
+        assert_eq!(
+            fs::metadata(house.kept_directory(1).join(name)).unwrap().permissions().mode() & 0o7777,
+            0o700,
+            "{name}"
+        );
     }
     house.lifecycle.leave_sandbox(opened).unwrap();
     assert_eq!(house.noted.calls(), ["create"]);
     // Its walls went with whoever made them; what it keeps did not.
-    fs::write(house.kept(1).join("workspace/file"), "kept").unwrap();
+    fs::write(house.kept_directory(1).join("workspace/file"), "kept").unwrap();
     house.lifecycle.leave_sandbox(house.open(1).unwrap()).unwrap();
     assert_eq!(house.noted.calls(), ["adopt", "create"]);
-    assert_eq!(fs::read_to_string(house.kept(1).join("workspace/file")).unwrap(), "kept");
+    assert_eq!(fs::read_to_string(house.kept_directory(1).join("workspace/file")).unwrap(), "kept");
     house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert_eq!(house.noted.calls(), ["clear"]);
     assert_eq!(house.state(1), (SandboxState::Destroyed, Some("its user asked for it".to_owned())));
-    assert!(!house.kept(1).exists());
+    assert!(!house.kept_directory(1).exists());
     assert!(house.open(1).is_err());
 }
 
 #[test]
 fn walls_that_stand_are_found_again() {
     let house = House::with_kinds(|noted| vec![Walls { name: "docker", keeps_background: true, stands: true, noted }]);
-    house.made(1, &wanted());
+    house.made(1, &sandbox_request());
     let opened = house.open(1).unwrap();
     house.lifecycle.pause_sandbox(&opened).unwrap();
     assert_eq!(house.state(1).0, SandboxState::Paused);
@@ -138,10 +142,10 @@ fn walls_that_stand_are_found_again() {
 fn what_could_not_be_made_leaves_nothing_but_the_reason() {
     let house = House::new();
     *house.noted.refuses.lock().unwrap() = Some("create");
-    let error = house.create(1, &wanted()).err().unwrap();
+    let error = house.create(1, &sandbox_request()).err().unwrap();
     assert_eq!(error.to_string(), "create was refused");
     assert_eq!(house.state(1), (SandboxState::Destroyed, Some("create was refused".to_owned())));
-    assert!(!house.kept(1).exists());
+    assert!(!house.kept_directory(1).exists());
     // Who refused may not be there to be asked again: of its walls nothing was left.
     assert_eq!(house.noted.calls(), ["create"]);
 }
@@ -149,38 +153,38 @@ fn what_could_not_be_made_leaves_nothing_but_the_reason() {
 #[test]
 fn what_cannot_be_removed_is_removed_by_the_next() {
     let house = House::new();
-    house.made(1, &wanted());
+    house.made(1, &sandbox_request());
     *house.noted.refuses.lock().unwrap() = Some("clear");
     assert!(house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).is_err());
     assert_eq!(house.state(1).0, SandboxState::Destroying);
     assert!(house.open(1).is_err(), "nobody begins to use it");
-    assert!(house.kept(1).join("workspace").exists(), "its processes may still be at it");
+    assert!(house.kept_directory(1).join("workspace").exists(), "its processes may still be at it");
     *house.noted.refuses.lock().unwrap() = None;
     let swept = house.lifecycle.sweep_sandboxes().unwrap();
     assert_eq!(swept.len(), 1);
     assert!(swept[0].done.is_ok(), "{swept:?}");
-    assert!(!house.kept(1).exists());
+    assert!(!house.kept_directory(1).exists());
     assert!(house.lifecycle.sweep_sandboxes().unwrap().is_empty());
 }
 
 #[test]
 fn what_a_killed_maker_left_goes_with_the_next_sweep() {
     let house = House::new();
-    let claim = house.lifecycle.store().begin_sandbox(id(1), wanted().spec, 0).unwrap();
+    let claim = house.lifecycle.store().begin_sandbox(id(1), sandbox_request().spec, 0).unwrap();
     fs::create_dir(claim.path().join("workspace")).unwrap();
     fs::write(claim.path().join("workspace/half"), "x").unwrap();
     assert!(house.lifecycle.sweep_sandboxes().unwrap().is_empty(), "somebody is at it");
     drop(claim);
     let swept = house.lifecycle.sweep_sandboxes().unwrap();
     assert_eq!((swept.len(), swept[0].why), (1, DestroyReason::Abandoned));
-    assert!(!house.kept(1).exists());
+    assert!(!house.kept_directory(1).exists());
 }
 
 #[test]
 fn what_its_commands_locked_is_removed_too() {
     let house = House::new();
-    house.made(1, &wanted());
-    let deep = house.kept(1).join("workspace/a/b");
+    house.made(1, &sandbox_request());
+    let deep = house.kept_directory(1).join("workspace/a/b");
     fs::create_dir_all(&deep).unwrap();
     fs::write(deep.join("file"), "x").unwrap();
     symlink(&house.project, deep.join("link")).unwrap();
@@ -188,7 +192,7 @@ fn what_its_commands_locked_is_removed_too() {
         fs::set_permissions(locked, fs::Permissions::from_mode(0o000)).unwrap();
     }
     house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
-    assert!(!house.kept(1).exists());
+    assert!(!house.kept_directory(1).exists());
     assert!(house.project.join("src/main").exists(), "a link was followed");
 }
 
@@ -196,11 +200,11 @@ fn what_its_commands_locked_is_removed_too() {
 fn a_bound_workspace_stays_and_a_copied_one_is_a_copy() {
     let house = House::new();
     house.made(1, &with_workspace(WorkspaceSource::Bind { directory: house.in_project() }));
-    assert!(!house.kept(1).join("workspace").exists());
+    assert!(!house.kept_directory(1).join("workspace").exists());
     house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert_eq!(fs::read_to_string(house.project.join("src/main")).unwrap(), "code");
     house.made(2, &with_workspace(WorkspaceSource::Copy { directory: house.in_project() }));
-    let copied = house.kept(2).join("workspace");
+    let copied = house.kept_directory(2).join("workspace");
     assert_eq!(fs::read_to_string(copied.join("src/main")).unwrap(), "code");
     assert_eq!(fs::read_link(copied.join("link")).unwrap(), Path::new("/etc"));
     fs::write(copied.join("src/main"), "changed").unwrap();
@@ -219,7 +223,7 @@ fn a_workspace_is_the_directory_that_was_meant() {
             let n = 10;
             let error = house.create(n, &with_workspace(source)).err().unwrap();
             assert!(matches!(error, LifecycleError::Directory { .. }), "{error}");
-            assert!(!house.kept(n).exists());
+            assert!(!house.kept_directory(n).exists());
             house.lifecycle.store().prune_records(u64::MAX).unwrap();
         }
     }
@@ -232,12 +236,12 @@ fn a_workspace_is_the_directory_that_was_meant() {
 #[test]
 fn time_and_restarts_end_what_was_agreed_to_end() {
     let house = House::new();
-    let life = |spec: SandboxSpec| SandboxRequest { spec, ..wanted() };
+    let life = |spec: SandboxSpec| SandboxRequest { spec, ..sandbox_request() };
     let ttl = Some(10_000.try_into().unwrap());
-    house.made(1, &life(SandboxSpec { ttl_ms: ttl, ..wanted().spec }));
-    house.made(2, &life(SandboxSpec { idle_ms: ttl, ..wanted().spec }));
-    house.made(3, &life(SandboxSpec { after_restart: AfterRestart::Destroy, ..wanted().spec }));
-    house.made(4, &wanted());
+    house.made(1, &life(SandboxSpec { ttl_ms: ttl, ..sandbox_request().spec }));
+    house.made(2, &life(SandboxSpec { idle_ms: ttl, ..sandbox_request().spec }));
+    house.made(3, &life(SandboxSpec { after_restart: AfterRestart::Destroy, ..sandbox_request().spec }));
+    house.made(4, &sandbox_request());
     house.clock.0.store(5_000, Ordering::Relaxed);
     house.lifecycle.leave_sandbox(house.open(2).unwrap()).unwrap();
     house.clock.0.store(10_000, Ordering::Relaxed);
@@ -256,24 +260,25 @@ fn time_and_restarts_end_what_was_agreed_to_end() {
 #[test]
 fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
     let kinds = |noted: Arc<Noted>| {
-        let walls = |name, keeps_background| Walls { name, keeps_background, stands: false, noted: Arc::clone(&noted) };
-        vec![walls("native", false), walls("docker", true)]
+        let provider =
+            |name, keeps_background| Walls { name, keeps_background, stands: false, noted: Arc::clone(&noted) };
+        vec![provider("native", false), provider("docker", true)]
     };
     let house = House::with_kinds(kinds);
     let spec = |change: &dyn Fn(&mut SandboxSpec)| {
-        let mut wanted = wanted();
-        change(&mut wanted.spec);
-        wanted
+        let mut sandbox_request = sandbox_request();
+        change(&mut sandbox_request.spec);
+        sandbox_request
     };
-    let backend = |n, wanted: &SandboxRequest| {
-        house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap())
+    let backend = |n, sandbox_request: &SandboxRequest| {
+        house.create(n, sandbox_request).map(|opened| opened.used.record().backend.clone().unwrap())
     };
-    assert_eq!(backend(1, &wanted()).unwrap(), "native");
+    assert_eq!(backend(1, &sandbox_request()).unwrap(), "native");
     assert_eq!(backend(2, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap(), "docker");
     assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
     assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
-    let kept = house.create(5, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap();
-    assert_eq!(kept.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
+    let opened = house.create(5, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap();
+    assert_eq!(opened.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
     let neither =
         House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
     let error =

@@ -74,9 +74,9 @@ impl SandboxLabels {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Returns whether each label of `wanted` is present.
-    pub fn contains_all(&self, wanted: &Self) -> bool {
-        wanted.iter_labels().all(|(key, value)| self.get(key) == Some(value))
+    /// Returns whether each label of `other` is present.
+    pub fn contains_all(&self, other: &Self) -> bool {
+        other.iter_labels().all(|(key, value)| self.get(key) == Some(value))
     }
 }
 

@@ -13,7 +13,7 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
-use super::deed::{BrokeredCall, ObjectChange};
+use super::brokered_call::{BrokeredCall, ObjectChange};
 use super::opens::OpenRequest;
 use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::walk::{ResolvedName, ResolvedObject};
@@ -36,20 +36,22 @@ impl WorkspaceRecorder {
 
 impl BrokerService {
     /// Keeps the content that a call would change.
-    pub(super) fn keep_for_undo(&self, deed: &BrokeredCall) -> Result<(), CallFailure> {
+    pub(super) fn keep_for_undo(&self, broker_call: &BrokeredCall) -> Result<(), CallFailure> {
         let Some(undo) = &self.undo else { return Ok(()) };
         // A private tree does not belong to the workspace.
         let is_kept = |path: &[u8]| undo.covers_path(path) && !self.powers.in_private_tree(path);
-        if changed_path(deed).is_some_and(|path| is_kept(&path)) {
+        if changed_path(broker_call).is_some_and(|path| is_kept(&path)) {
             self.note_guarded(undo)?;
         }
         let mut recorder = undo.recorder.borrow_mut();
         let named = |place: &ResolvedName| Some(place.path()).filter(|path| !place.special && is_kept(path));
-        match deed {
-            BrokeredCall::Open { place, wish } => named(place).map_or(Ok(()), |path| {
-                self.require_recorded(wish.operation(), &path, record_open(&mut recorder, &path, *wish))
+        match broker_call {
+            BrokeredCall::Open { place, open_request } => named(place).map_or(Ok(()), |path| {
+                self.require_recorded(open_request.operation(), &path, record_open(&mut recorder, &path, *open_request))
             }),
-            BrokeredCall::Reopen { object, wish } if !wish.only_reads() => self.keep_object(&mut recorder, object),
+            BrokeredCall::Reopen { object, open_request } if !open_request.only_reads() => {
+                self.keep_object(&mut recorder, object)
+            }
             BrokeredCall::MakeDirectory { place, .. }
             | BrokeredCall::MakeNode { place, .. }
             | BrokeredCall::MakeLink { place, .. }
@@ -90,13 +92,17 @@ impl BrokerService {
     }
 
     /// Keeps the content that an open of `path` would change.
-    pub(super) fn keep_opened_for_undo(&self, path: &[u8], wish: OpenRequest) -> Result<(), CallFailure> {
+    pub(super) fn keep_opened_for_undo(&self, path: &[u8], open_request: OpenRequest) -> Result<(), CallFailure> {
         match &self.undo {
             Some(undo) if undo.covers_path(path) && !self.powers.in_private_tree(path) => {
-                if may_change_file(wish) {
+                if may_change_file(open_request) {
                     self.note_guarded(undo)?;
                 }
-                self.require_recorded(wish.operation(), path, record_open(&mut undo.recorder.borrow_mut(), path, wish))
+                self.require_recorded(
+                    open_request.operation(),
+                    path,
+                    record_open(&mut undo.recorder.borrow_mut(), path, open_request),
+                )
             }
             _ => Ok(()),
         }
@@ -137,15 +143,15 @@ impl BrokerService {
     }
 }
 
-fn may_change_file(wish: OpenRequest) -> bool {
-    wish.is_creating() || !wish.only_reads()
+fn may_change_file(open_request: OpenRequest) -> bool {
+    open_request.is_creating() || !open_request.only_reads()
 }
 
 /// Returns the path that a call changes, if it changes one.
-fn changed_path(deed: &BrokeredCall) -> Option<Vec<u8>> {
-    match deed {
-        BrokeredCall::Open { place, wish } => may_change_file(*wish).then(|| place.path()),
-        BrokeredCall::Reopen { object, wish } => may_change_file(*wish).then(|| object.path.clone()),
+fn changed_path(broker_call: &BrokeredCall) -> Option<Vec<u8>> {
+    match broker_call {
+        BrokeredCall::Open { place, open_request } => may_change_file(*open_request).then(|| place.path()),
+        BrokeredCall::Reopen { object, open_request } => may_change_file(*open_request).then(|| object.path.clone()),
         BrokeredCall::MakeDirectory { place, .. }
         | BrokeredCall::MakeNode { place, .. }
         | BrokeredCall::MakeLink { place, .. }
@@ -158,6 +164,6 @@ fn changed_path(deed: &BrokeredCall) -> Option<Vec<u8>> {
     }
 }
 
-fn record_open(recorder: &mut UndoRecorder, path: &[u8], wish: OpenRequest) -> Result<(), UndoRecordError> {
-    recorder.before_open(path, wish.is_creating(), !wish.only_reads() && !wish.must_be_new())
+fn record_open(recorder: &mut UndoRecorder, path: &[u8], open_request: OpenRequest) -> Result<(), UndoRecordError> {
+    recorder.before_open(path, open_request.is_creating(), !open_request.only_reads() && !open_request.must_be_new())
 }

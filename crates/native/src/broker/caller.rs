@@ -231,7 +231,7 @@ impl CallingThread {
         }
         self.query_thread(|thread| {
             if thread.pidfd.get().is_none() {
-                let process = || read_thread_status(thread).map(|who| who.process);
+                let process = || read_thread_status(thread).map(|thread_status| thread_status.process);
                 let _ = thread.pidfd.set(pidfd::open_for_descriptors(self.request.pid, process)?);
             }
             let held = thread.pidfd.get().ok_or(Errno::SRCH)?;

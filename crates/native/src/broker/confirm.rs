@@ -202,7 +202,7 @@ impl BrokerService {
             let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
             while let Err(failure) = look(place, decided) {
                 confirmed = Err(failure);
-                put_aside(directory, place);
+                rename_out_of_way(directory, place);
                 if Instant::now() > deadline {
                     break;
                 }
@@ -218,19 +218,19 @@ impl BrokerService {
                 let now = ResolvedObject::path_of(moved)?;
                 self.permit_carried_at(moved, &now)?;
                 self.permit_leading(moved, &now)?;
-                self.permit_way_of_links(&now, &now)
+                self.permit_links_within(&now, &now)
             }
             FileType::Symlink => {
                 let now = ResolvedObject::path_of(moved)?;
                 self.permit_link_at(&now, DeniedOperation::Rename)?;
-                self.permit_way(&now, &resolve::link_text(moved.as_fd())?, DeniedOperation::Rename)
+                self.permit_link_target(&now, &resolve::link_text(moved.as_fd())?, DeniedOperation::Rename)
             }
             _ => Ok(()),
         }
     }
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
-    /// [`guards`](crate::guards).
+    /// [`guards`](stockade_permissions::guards).
     pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
@@ -334,7 +334,7 @@ impl BrokerService {
 }
 
 /// Renames the object at `place` to an unguessable name beside it, which has no meaning.
-fn put_aside(directory: BorrowedFd<'_>, place: &ResolvedName) {
+fn rename_out_of_way(directory: BorrowedFd<'_>, place: &ResolvedName) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // Fails if the object is gone, which is fine.

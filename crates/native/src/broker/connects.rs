@@ -17,14 +17,14 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
-use super::deed::CallProgress;
-use super::kept_ports::ReservedPort;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::brokered_call::CallProgress;
+use super::denials::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
+use super::reserved_ports::ReservedPort;
 use super::servers::{ListenerOwner, is_served, is_served_around};
 use super::service::{BrokerService, CallFailure};
 use super::sockets::PreparedConnect;
-use crate::way_out::RunEgress;
+use crate::egress::RunEgress;
 
 /// Port of DNS name servers.
 const DNS_PORT: u16 = 53;
@@ -50,16 +50,16 @@ impl BrokerService {
         &self,
         id: u64,
         connection: &PreparedConnect,
-        (dialled, who): (SocketAddr, &CallerProcess),
+        (dialled, caller): (SocketAddr, &CallerProcess),
     ) -> Result<CallProgress, CallFailure> {
-        let Some(way) = &self.way else {
+        let Some(run_egress) = &self.run_egress else {
             if self.has_own_network() {
                 return self.connect_natively(id, connection);
             }
             let server = self.own_server(dialled)?.ok_or(Errno::NETUNREACH)?;
             return self.connect_server(id, connection, server);
         };
-        let road = self.choose_route(way, (dialled, who))?;
+        let road = self.choose_route(run_egress, (dialled, caller))?;
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
@@ -77,15 +77,19 @@ impl BrokerService {
             ConnectRoute::Server(server) => return self.connect_server(id, connection, server),
             ConnectRoute::Offered(offer) => {
                 let arrival = ready()?;
-                way.with_proxy(|proxy| {
-                    proxy.connect_service(offer, dialled, describe_caller(who), move |told| arrival.complete_dial(told))
+                run_egress.with_proxy(|proxy| {
+                    proxy.connect_service(offer, dialled, describe_caller(caller), move |dial_result| {
+                        arrival.complete_dial(dial_result)
+                    })
                 })?
             }
             ConnectRoute::Out(target, permit) => {
                 let arrival = ready()?;
-                let patience = (!connection.waits).then_some(DIAL_TIMEOUT);
-                let order = ConnectOrder { target, dialled, who: describe_caller(who), permit, patience };
-                way.with_proxy(|proxy| proxy.connect_target(order, move |told| arrival.complete_dial(told)))?
+                let connect_timeout = (!connection.waits).then_some(DIAL_TIMEOUT);
+                let order = ConnectOrder { target, dialled, caller: describe_caller(caller), permit, connect_timeout };
+                run_egress.with_proxy(|proxy| {
+                    proxy.connect_target(order, move |dial_result| arrival.complete_dial(dial_result))
+                })?
             }
         };
         Ok(CallProgress::Dialling(dialling))
@@ -104,11 +108,11 @@ impl BrokerService {
     /// Returns whether a loopback address stays in the run's own network, at a level where it has
     /// one. A port of a server on the host is an exception. With a grant, the connect leads to that
     /// server. Without a grant it does so only if no process of the run listens on the port.
-    fn stays_inside(&self, (dialled, who): (SocketAddr, &CallerProcess), is_granted: bool) -> bool {
+    fn stays_inside(&self, (dialled, caller): (SocketAddr, &CallerProcess), is_granted: bool) -> bool {
         if !self.has_own_network() || !dialled.ip().is_loopback() {
             return false;
         }
-        match (who.pid, is_granted) {
+        match (caller.pid, is_granted) {
             (_, true) => self.level == IsolationLevel::Full && !is_served(dialled.port()),
             // The caller is known only if the host has the port, see `may_lead_out`.
             (Some(pid), false) => !self.host_serves(dialled.port()) || is_served_around(pid, dialled.port()),
@@ -132,18 +136,18 @@ impl BrokerService {
 
     fn choose_route(
         &self,
-        way: &RunEgress,
-        (dialled, who): (SocketAddr, &CallerProcess),
+        run_egress: &RunEgress,
+        (dialled, caller): (SocketAddr, &CallerProcess),
     ) -> Result<ConnectRoute, CallFailure> {
         let answers_all = self.level == IsolationLevel::Full;
         let names = || {
-            way.start_proxy()?;
+            run_egress.start_proxy()?;
             Ok(if answers_all { ConnectRoute::Inside } else { ConnectRoute::Offered(Offer::NameServer) })
         };
-        match way.destination_of(dialled) {
+        match run_egress.destination_of(dialled) {
             EgressDestination::Target(target) => match self.powers.reach.decide_target(&target) {
                 Err(_) if target.port == DNS_PORT => names(),
-                decided if self.stays_inside((dialled, who), decided.is_ok()) => Ok(ConnectRoute::Inside),
+                decided if self.stays_inside((dialled, caller), decided.is_ok()) => Ok(ConnectRoute::Inside),
                 Ok(rule) => Ok(ConnectRoute::Out(target, EgressPermit { rule })),
                 Err(refusal) => match self.own_server(dialled)? {
                     Some(server) => Ok(ConnectRoute::Server(server)),
@@ -188,8 +192,8 @@ pub(super) fn canonical_address(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-fn describe_caller(who: &CallerProcess) -> EgressCaller {
-    EgressCaller { pid: who.pid, program: who.program.clone().map(RawText::from) }
+fn describe_caller(caller: &CallerProcess) -> EgressCaller {
+    EgressCaller { pid: caller.pid, program: caller.program.clone().map(RawText::from) }
 }
 
 /// A program's socket that waits for the egress proxy.
@@ -205,8 +209,8 @@ struct PendingConnect {
 
 impl PendingConnect {
     /// Connects the socket to the address that the proxy announced, and answers the call.
-    fn complete_dial(self, told: Result<AnnouncedConnection, DialError>) {
-        let announced = match told {
+    fn complete_dial(self, dial_result: Result<AnnouncedConnection, DialError>) {
+        let announced = match dial_result {
             Ok(announced) => announced,
             Err(failure) => return self.answer_call(Err(failure.errno())),
         };

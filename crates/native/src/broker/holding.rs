@@ -9,11 +9,11 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress};
+use super::denials::{CallerProcess, RefusedOperation};
+use super::harmless_denials::ProgramLookup;
 use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
-use super::ledger::{CallerProcess, RefusedOperation};
-use super::left_out::ProgramLookup;
 use super::requests::BrokeredRequest;
 use super::service::{BrokerService, CallFailure, CallReply};
 use super::view::PinnedObjects;
@@ -31,8 +31,8 @@ const MAX_QUESTION_ROUNDS: u8 = 8;
 
 /// A call or request that waits for an answer.
 pub(super) struct Waiter {
-    wanted: HeldWork,
-    who: CallerProcess,
+    work: HeldWork,
+    waiting_caller: CallerProcess,
     /// The refusal that raised the question.
     denied: RefusedOperation,
 }
@@ -46,7 +46,7 @@ enum HeldWork {
 /// A trapped call.
 struct HeldBrokerCall {
     id: u64,
-    deed: BrokeredCall,
+    broker_call: BrokeredCall,
     pins: PinnedObjects,
     round: u8,
 }
@@ -54,7 +54,7 @@ struct HeldBrokerCall {
 impl Waiter {
     /// Creates the waiter for a request to the egress proxy.
     pub fn for_request(request: BrokeredRequest, denied: RefusedOperation) -> Self {
-        Self { who: request.caller_process(), wanted: HeldWork::Request(request), denied }
+        Self { waiting_caller: request.caller_process(), work: HeldWork::Request(request), denied }
     }
 }
 
@@ -70,33 +70,36 @@ impl BrokerService {
     pub(super) fn hold_or_refuse(
         &mut self,
         caller: &CallingThread,
-        deed: Option<BrokeredCall>,
+        broker_call: Option<BrokeredCall>,
         mut denied: RefusedOperation,
     ) {
         let id = caller.request.id;
-        if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program_path())) {
+        if let Some(step) =
+            broker_call.as_ref().and_then(|broker_call| self.make_empty(broker_call, &|| caller.program_path()))
+        {
             return self.finish_call(id, step);
         }
         let key = QuestionKey::from_refusal(&denied.refusal, &denied.object);
-        let Some(key) = key.filter(|_| self.holds_calls && deed.is_some()) else {
-            let done = deed.as_ref().and_then(|deed| self.leave_out(deed, &|| caller.program_path()));
+        let Some(key) = key.filter(|_| self.holds_calls && broker_call.is_some()) else {
+            let done =
+                broker_call.as_ref().and_then(|broker_call| self.leave_out(broker_call, &|| caller.program_path()));
             if done.is_some() {
-                denied.refusal.rule.push_str(self.told_of(deed.as_ref()));
+                denied.refusal.rule.push_str(self.describe_omission(broker_call.as_ref()));
             }
             self.record_denial(caller, denied);
             return self.end_refused(id, done);
         };
-        let Some(deed) = deed else { return };
+        let Some(broker_call) = broker_call else { return };
         if self.is_settled(&key) {
-            return self.fail_refused(id, Some(&deed), &|| caller.program_path());
+            return self.fail_refused(id, Some(&broker_call), &|| caller.program_path());
         }
-        match PinnedObjects::pin_objects(&deed) {
+        match PinnedObjects::pin_objects(&broker_call) {
             Ok(pins) => {
-                let who = self.identify_caller(caller);
+                let waiting_caller = self.identify_caller(caller);
                 // The data may be of another process if the caller is gone.
                 if self.notifier.is_valid(id) {
-                    let wanted = HeldWork::Call(Box::new(HeldBrokerCall { id, deed, pins, round: 1 }));
-                    self.hold_waiter(key, Waiter { wanted, who, denied });
+                    let work = HeldWork::Call(Box::new(HeldBrokerCall { id, broker_call, pins, round: 1 }));
+                    self.hold_waiter(key, Waiter { work, waiting_caller, denied });
                 }
             }
             Err(errno) => self.fail_call(id, errno),
@@ -111,14 +114,14 @@ impl BrokerService {
     }
 
     pub(super) fn hold_waiter(&mut self, key: QuestionKey, waiter: Waiter) {
-        let told = || waiter.denied.clone().into_denial(waiter.who.clone());
-        let denial = told();
+        let build_denial = || waiter.denied.clone().into_denial(waiter.waiting_caller.clone());
+        let denial = build_denial();
         match self.holds.add_waiter(key, waiter, || denial.clone()) {
             WaiterPlacement::Asked(id) => self.lock_ledger().send_event(AttemptEvent::Held { id: HoldId(id), denial }),
             WaiterPlacement::Behind => {}
-            WaiterPlacement::Full(Waiter { wanted, who, mut denied }) => {
+            WaiterPlacement::Full(Waiter { work, waiting_caller, mut denied }) => {
                 denied.refusal.rule.push_str(", and too many calls are held already");
-                self.refuse_waiter(wanted, who, denied);
+                self.refuse_waiter(work, waiting_caller, denied);
             }
         }
     }
@@ -170,25 +173,26 @@ impl BrokerService {
     fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: RefusedOperation) {
         let key = QuestionKey::from_refusal(&denied.refusal, &denied.object);
         let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
-        match (key, &mut waiter.wanted) {
+        match (key, &mut waiter.work) {
             (Some(key), HeldWork::Call(call)) if is_new && call.round < MAX_QUESTION_ROUNDS => {
                 if self.is_settled(&key) {
-                    return self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone());
+                    return self
+                        .fail_refused(call.id, Some(&call.broker_call), &|| waiter.waiting_caller.program.clone());
                 }
                 call.round += 1;
                 waiter.denied = denied;
                 self.hold_waiter(key, waiter);
             }
-            _ => self.refuse_waiter(waiter.wanted, waiter.who, denied),
+            _ => self.refuse_waiter(waiter.work, waiter.waiting_caller, denied),
         }
     }
 
     /// Refuses a waiter and records that.
-    fn refuse_waiter(&self, wanted: HeldWork, who: CallerProcess, denied: RefusedOperation) {
-        match wanted {
+    fn refuse_waiter(&self, work: HeldWork, waiting_caller: CallerProcess, denied: RefusedOperation) {
+        match work {
             HeldWork::Call(call) => {
-                self.lock_ledger().record_denial(denied, || who.clone());
-                self.fail_refused(call.id, Some(&call.deed), &|| who.program.clone());
+                self.lock_ledger().record_denial(denied, || waiting_caller.clone());
+                self.fail_refused(call.id, Some(&call.broker_call), &|| waiting_caller.program.clone());
             }
             HeldWork::Request(request) => self.refuse_request(request, denied),
         }
@@ -198,8 +202,10 @@ impl BrokerService {
         let denial = Denial { resolution: DenialResolution::Refused, ..hold.denial };
         self.lock_ledger().count_denial(&denial, hold.waiters.len() as u64);
         for waiter in hold.waiters {
-            match waiter.wanted {
-                HeldWork::Call(call) => self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone()),
+            match waiter.work {
+                HeldWork::Call(call) => {
+                    self.fail_refused(call.id, Some(&call.broker_call), &|| waiter.waiting_caller.program.clone())
+                }
                 HeldWork::Request(request) => request.send_refusal(denial.rule.clone(), denial.grant.clone()),
             }
         }
@@ -208,18 +214,18 @@ impl BrokerService {
 
     /// Carries a waiter out with the current powers. Returns it if they do not suffice.
     fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, RefusedOperation)> {
-        let Waiter { wanted, who, denied } = waiter;
-        let (wanted, lacked) = match wanted {
+        let Waiter { work, waiting_caller, denied } = waiter;
+        let (work, lacked) = match work {
             HeldWork::Request(request) => {
                 let (request, lacked) = self.grant_request(request)?;
                 (HeldWork::Request(request), lacked)
             }
             HeldWork::Call(call) => {
-                let lacked = self.carry_out_call(&call, &who, &denied)?;
+                let lacked = self.carry_out_call(&call, &waiting_caller, &denied)?;
                 (HeldWork::Call(call), lacked)
             }
         };
-        Some((Waiter { wanted, who, denied }, lacked))
+        Some((Waiter { work, waiting_caller, denied }, lacked))
     }
 
     /// Carries a held call out with the current powers. Returns the refusal if a power is still
@@ -227,34 +233,34 @@ impl BrokerService {
     fn carry_out_call(
         &mut self,
         call: &HeldBrokerCall,
-        who: &CallerProcess,
-        asked: &RefusedOperation,
+        waiting_caller: &CallerProcess,
+        original_denial: &RefusedOperation,
     ) -> Option<RefusedOperation> {
         let id = call.id;
         if !self.notifier.is_valid(id) {
             return None;
         }
-        if call.pins.still_hold(&call.deed).is_err() {
-            self.refuse_changed(id, who, asked);
+        if call.pins.still_hold(&call.broker_call).is_err() {
+            self.refuse_changed(id, waiting_caller, original_denial);
             return None;
         }
-        match self.perform_call(id, &call.deed) {
+        match self.perform_call(id, &call.broker_call) {
             // Neither was shown to the approver: a name that became a link, or a call whose
             // arguments the kernel would read again.
-            Ok(CallProgress::Done(CallReply::Continue)) if !matches!(call.deed, BrokeredCall::Run(_)) => {
-                self.refuse_changed(id, who, asked)
+            Ok(CallProgress::Done(CallReply::Continue)) if !matches!(call.broker_call, BrokeredCall::Run(_)) => {
+                self.refuse_changed(id, waiting_caller, original_denial)
             }
-            Ok(CallProgress::Link(_)) => self.refuse_changed(id, who, asked),
+            Ok(CallProgress::Link(_)) => self.refuse_changed(id, waiting_caller, original_denial),
             Ok(step) => {
-                if let BrokeredCall::Run(start) = &call.deed {
-                    self.report_execution(who.pid, &start.object);
+                if let BrokeredCall::Run(start) = &call.broker_call {
+                    self.report_execution(waiting_caller.pid, &start.object);
                 }
-                if let (Some(room), Some(pid)) = (&self.file_room, who.pid) {
+                if let (Some(room), Some(pid)) = (&self.file_room, waiting_caller.pid) {
                     room.raise_size_limit(pid, &step);
                 }
                 self.finish_call(id, step);
             }
-            Err(CallFailure::Native(Errno::STALE)) => self.refuse_changed(id, who, asked),
+            Err(CallFailure::Native(Errno::STALE)) => self.refuse_changed(id, waiting_caller, original_denial),
             Err(CallFailure::Native(errno)) => self.fail_call(id, errno),
             Err(CallFailure::Refused(denied)) => return Some(denied),
         }
@@ -262,11 +268,13 @@ impl BrokerService {
     }
 
     /// Refuses a call whose objects changed since the question was raised.
-    fn refuse_changed(&self, id: u64, who: &CallerProcess, asked: &RefusedOperation) {
-        let RefusedOperation { operation, object, .. } = asked.clone();
+    fn refuse_changed(&self, id: u64, waiting_caller: &CallerProcess, original_denial: &RefusedOperation) {
+        let RefusedOperation { operation, object, .. } = original_denial.clone();
         let refusal = PermissionRefusal::without_grant("it changed while the question stood");
         self.lock_ledger()
-            .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
+            .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || {
+                waiting_caller.clone()
+            });
         self.fail_call(id, Errno::ACCESS);
     }
 
@@ -280,7 +288,7 @@ impl BrokerService {
     /// Drops waiters whose callers are gone.
     pub(super) fn look_after_holds(&mut self) {
         let notifier = self.notifier.clone();
-        let waits = |waiter: &Waiter| match &waiter.wanted {
+        let waits = |waiter: &Waiter| match &waiter.work {
             HeldWork::Call(call) => notifier.is_valid(call.id),
             HeldWork::Request(request) => request.is_waiting(),
         };
@@ -290,8 +298,10 @@ impl BrokerService {
     }
 
     /// Ends a refused call: carries out the part that needs no power, if there is one.
-    fn fail_refused(&self, id: u64, deed: Option<&BrokeredCall>, program: ProgramLookup<'_>) {
-        let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_out(deed, program));
+    fn fail_refused(&self, id: u64, broker_call: Option<&BrokeredCall>, program: ProgramLookup<'_>) {
+        let done = broker_call
+            .filter(|_| self.notifier.is_valid(id))
+            .and_then(|broker_call| self.leave_out(broker_call, program));
         self.end_refused(id, done);
     }
 

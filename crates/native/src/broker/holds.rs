@@ -53,14 +53,14 @@ impl QuestionKey {
             }
             Grant::Connect(_) => RequiredRight::Connect,
             // A program that does it twice raises one question, with any arguments.
-            Grant::Effect(wanted) => {
-                object = wanted.to_string().into_bytes();
+            Grant::Effect(needed) => {
+                object = needed.to_string().into_bytes();
                 RequiredRight::Effect
             }
             // Each secret has a question of its own, for any destination.
-            Grant::Secret(wanted) => {
+            Grant::Secret(needed) => {
                 object.push(0);
-                object.extend_from_slice(wanted.name().as_bytes());
+                object.extend_from_slice(needed.name().as_bytes());
                 RequiredRight::Secret
             }
             Grant::Read(_) | Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
@@ -168,7 +168,7 @@ impl<W> QuestionTable<W> {
             hold.denial
                 .grant
                 .as_ref()
-                .is_some_and(|wanted| grants.iter().any(|granted| may_cover_grant(granted, wanted)))
+                .is_some_and(|needed| grants.iter().any(|granted| may_cover_grant(granted, needed)))
         };
         self.open.iter().filter(|(_, hold)| settles(hold)).map(|(id, _)| *id).collect()
     }
@@ -222,12 +222,12 @@ impl<W> QuestionTable<W> {
 }
 
 /// Returns whether a granted power may be the wanted one.
-fn may_cover_grant(granted: &Grant, wanted: &Grant) -> bool {
-    match (granted, wanted) {
-        (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),
-        (Grant::Secret(granted), Grant::Secret(wanted)) => granted.covers(wanted),
-        (Grant::Effect(granted), Grant::Effect(wanted)) => granted.covers(wanted),
-        _ => granted.path().zip(wanted.path()).is_some_and(|(granted, wanted)| wanted.starts_with(granted)),
+fn may_cover_grant(granted: &Grant, needed: &Grant) -> bool {
+    match (granted, needed) {
+        (Grant::Connect(granted), Grant::Connect(needed)) => granted.covers(needed),
+        (Grant::Secret(granted), Grant::Secret(needed)) => granted.covers(needed),
+        (Grant::Effect(granted), Grant::Effect(needed)) => granted.covers(needed),
+        _ => granted.path().zip(needed.path()).is_some_and(|(granted, needed)| needed.starts_with(granted)),
     }
 }
 
@@ -308,10 +308,10 @@ mod tests {
         for n in 0..600 {
             put(&mut holds, &format!("/{}", n / 2), n);
         }
-        let gone = |id: &u64| !(100..105).contains(id);
+        let is_gone = |id: &u64| !(100..105).contains(id);
         let mut withdrawn = Vec::new();
         for _ in 0..3 {
-            withdrawn.extend(holds.sweep_waiters(gone));
+            withdrawn.extend(holds.sweep_waiters(is_gone));
         }
         assert_eq!(withdrawn, [51, 52]);
         assert_eq!(holds.take_question(53).unwrap().waiters, [105]);

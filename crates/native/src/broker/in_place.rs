@@ -17,14 +17,14 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, un
 use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
-use stockade_permissions::guards::settings_judge::{ContentVerdict, work_tree_of_module};
+use stockade_permissions::guards::settings_allow_list::{ContentVerdict, work_tree_of_module};
 use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::deed::CallProgress;
-use super::judged::{carries_code, max_bytes, read_content};
-use super::ledger::CallerProcess;
+use super::brokered_call::CallProgress;
+use super::denials::CallerProcess;
+use super::guarded_content::{carries_code, max_bytes, read_content};
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::walk::{ResolvedDirectory, ResolvedName};
@@ -97,15 +97,15 @@ struct InitialContent {
 fn prepare_initial_content(
     kind: InPlaceKind,
     place: &ResolvedName,
-    wish: OpenRequest,
+    open_request: OpenRequest,
 ) -> Result<Option<InitialContent>, Errno> {
-    // Existing files of these kinds are replaced as a whole, see `judged`.
+    // Existing files of these kinds are replaced as a whole, see `guarded_content`.
     let is_whole =
         matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
     let is_of_project = matches!(kind, InPlaceKind::Judged(GuardedContent::Project(_)));
     let held = match place.open_nofollow() {
-        Err(Errno::NOENT) if wish.is_creating() => {
-            let mode = wish.mode_of_new().bits() & 0o777;
+        Err(Errno::NOENT) if open_request.is_creating() => {
+            let mode = open_request.mode_of_new().bits() & 0o777;
             return Ok(Some(InitialContent { mode, is_new: is_whole || is_of_project, text: Vec::new() }));
         }
         Err(_) => return Ok(None),
@@ -115,20 +115,21 @@ fn prepare_initial_content(
     if is_whole || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
         return Ok(None);
     }
-    if wish.must_be_new() {
+    if open_request.must_be_new() {
         return Err(Errno::EXIST);
     }
     // An existing file keeps its mode.
     let begun = |text| Ok(Some(InitialContent { mode: stat.st_mode & 0o777, is_new: false, text }));
-    let InPlaceKind::Judged(judged @ GuardedContent::Project(_)) = kind else {
-        return if wish.is_creating() && wish.is_truncating() { begun(Vec::new()) } else { Ok(None) };
+    let InPlaceKind::Judged(content_kind @ GuardedContent::Project(_)) = kind else {
+        return if open_request.is_creating() && open_request.is_truncating() { begun(Vec::new()) } else { Ok(None) };
     };
-    if !wish.is_writing() {
+    if !open_request.is_writing() {
         return Ok(None);
     }
-    native_access(&held, wish.access_mode())?;
+    native_access(&held, open_request.access_mode())?;
     // A project file may be written without truncation.
-    let text = if wish.is_truncating() { Some(Vec::new()) } else { read_content(&held, max_bytes(judged))? };
+    let text =
+        if open_request.is_truncating() { Some(Vec::new()) } else { read_content(&held, max_bytes(content_kind))? };
     text.map_or(Ok(None), begun)
 }
 
@@ -139,14 +140,14 @@ impl BrokerService {
         &self,
         place: &ResolvedName,
         path: &[u8],
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<Option<CallProgress>, CallFailure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hidden_refusal(path).is_some();
         if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
             return Ok(None);
         }
-        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, wish)? else {
+        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, open_request)? else {
             return Ok(None);
         };
         if self.refusal_of_place(DeniedOperation::Create, path).is_some() {
@@ -169,12 +170,12 @@ impl BrokerService {
         let place =
             ResolvedName { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
         self.in_place.push(InPlaceFile { kind, text: File::from(text), place, mode, is_new });
-        Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), wish)?)))
+        Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), open_request)?)))
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<InPlaceKind> {
         match (self.guarded_content(path), self.powers.git_part(path)) {
-            (Some(judged), _) => Some(InPlaceKind::Judged(judged)),
+            (Some(content_kind), _) => Some(InPlaceKind::Judged(content_kind)),
             (_, Some(GitPathKind::Top)) => Some(InPlaceKind::WorkTree),
             (_, Some(GitPathKind::CommonDirectory)) => Some(InPlaceKind::CommonDirectory),
             (_, Some(GitPathKind::Number)) => Some(InPlaceKind::Number),
@@ -203,7 +204,7 @@ impl BrokerService {
         drop(waiting);
         for file in written {
             let put = match file.kind {
-                InPlaceKind::Judged(judged) => self.settle_judged(&file, judged),
+                InPlaceKind::Judged(content_kind) => self.settle_guarded(&file, content_kind),
                 kind => self.put_pointer(&file, kind),
             };
             if let Err(CallFailure::Refused(denied)) = put {
@@ -213,9 +214,9 @@ impl BrokerService {
     }
 
     /// Puts judged content in its place, without the parts that carry code.
-    fn settle_judged(&self, file: &InPlaceFile, judged: GuardedContent) -> Result<(), CallFailure> {
+    fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> Result<(), CallFailure> {
         let (place, path) = (&file.place, file.place.path());
-        let max_bytes = max_bytes(judged);
+        let max_bytes = max_bytes(content_kind);
         let text = file.read_content(max_bytes)?;
         let now = match place.open_nofollow() {
             Err(Errno::NOENT) => Vec::new(),
@@ -223,7 +224,7 @@ impl BrokerService {
         };
         let judgement = match text.len() as u64 > max_bytes {
             true => ContentVerdict::Carries { what: "more text than is judged".to_owned(), without: None },
-            false => self.check_content(judged, place, &now, &text)?,
+            false => self.check_content(content_kind, place, &now, &text)?,
         };
         let (harmless, carried) = match judgement {
             ContentVerdict::Harmless => (Some(text), None),
@@ -234,11 +235,11 @@ impl BrokerService {
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
             let directory = self.through_directory(place, &path);
             let put = (file.mode, RenameFlags::empty());
-            self.put_judged((place, directory.as_fd(), &path), (judged, &now, &text), put)?;
+            self.put_guarded((place, directory.as_fd(), &path), (content_kind, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
         // The file that the broker put there for it is empty.
-        if is_left_out && file.is_new && now.is_empty() && matches!(judged, GuardedContent::Project(_)) {
+        if is_left_out && file.is_new && now.is_empty() && matches!(content_kind, GuardedContent::Project(_)) {
             let _ = unlinkat(self.through_directory(place, &path), &place.name, AtFlags::empty());
         }
         Err(refuse_operation(DeniedOperation::Create, &path, carries_code(&path, &what)))
@@ -252,9 +253,9 @@ impl BrokerService {
         let is_known = match kind {
             InPlaceKind::CommonDirectory => {
                 // `.git/worktrees/NAME`
-                let (kept, repository) = (parent_path(&path), parent_path(parent_path(parent_path(&path))));
+                let (tree_directory, repository) = (parent_path(&path), parent_path(parent_path(parent_path(&path))));
                 text.strip_suffix(b"\n").unwrap_or(&text) == b"../.."
-                    && !self.names_in_any_work_tree(kept)
+                    && !self.names_in_any_work_tree(tree_directory)
                     && !self.has_relative_addresses(repository)
             }
             InPlaceKind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
@@ -278,11 +279,11 @@ impl BrokerService {
         // Checked as for a directory of this name, and again after the act, because another run may
         // have acted meanwhile.
         let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
-        let again = self.permit_work_tree(&path, DeniedOperation::Create);
-        let again = again.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
-        let again = again.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
-        let again = again.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
-        if let Err(failure) = again {
+        let recheck = self.permit_work_tree(&path, DeniedOperation::Create);
+        let recheck = recheck.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
+        let recheck = recheck.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
+        let recheck = recheck.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
+        if let Err(failure) = recheck {
             let _ = unlinkat(&directory, &file.place.name, AtFlags::empty());
             return Err(failure);
         }
@@ -292,12 +293,12 @@ impl BrokerService {
     }
 
     /// Returns whether the settings of a repository name files relative to the top of each work
-    /// tree. Such files would be run or obeyed once `kept`, the repository's directory for one work
+    /// tree. Such files would be run or obeyed once `tree_directory`, the repository's directory for one work
     /// tree, is complete.
-    fn names_in_any_work_tree(&self, kept: &[u8]) -> bool {
+    fn names_in_any_work_tree(&self, tree_directory: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return true };
-        let anywhere = join_name(kept, b"top");
-        self.surveys.borrow().names_in_work_tree(view, kept, &anywhere)
+        let anywhere = join_name(tree_directory, b"top");
+        self.surveys.borrow().names_in_work_tree(view, tree_directory, &anywhere)
     }
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
@@ -310,11 +311,11 @@ impl BrokerService {
         let is_own = self.powers.git_part(&target) == Some(GitPathKind::Directory);
         let above = repository.strip_suffix(b"/.git").unwrap_or(b"");
         // Another work tree may be beside the repository, if a grant permits writing there.
-        let is_kept = beneath.starts_with(b"/worktrees/")
+        let is_repository_part = beneath.starts_with(b"/worktrees/")
             || beneath.starts_with(b"/modules/")
                 && is_at_or_beneath(above, top)
                 && self.powers.root_length(&target) == self.powers.root_length(path);
-        if !is_own || !is_kept || above == top || !self.holds_no_link(repository, beneath) {
+        if !is_own || !is_repository_part || above == top || !self.holds_no_link(repository, beneath) {
             return Ok(false);
         }
         if beneath.starts_with(b"/modules/") && !self.may_lead_from(&target, top)? {
@@ -357,7 +358,7 @@ impl BrokerService {
 
     /// Returns whether the `.git` file in the directory `top` leads to the repository `module`,
     /// without a link on the way, and is the only one that does.
-    pub(super) fn is_only_way(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
+    pub(super) fn is_only_link(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
         let Some(view) = self.root_view() else { return Ok(false) };
         let text = view.read_file(&join_name(top, b".git"), MAX_POINTER_BYTES);
         let leads = text.and_then(|text| target_of(top, &text)).as_deref() == Some(module);

@@ -13,8 +13,8 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
+use super::brokered_call::{BrokeredCall, CallProgress, ObjectChange};
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress, ObjectChange};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::view::ObjectHandle;

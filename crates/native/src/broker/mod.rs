@@ -6,31 +6,30 @@
 //!
 //! | File | Purpose |
 //! |---|---|
-//! | `table` | the trapped calls |
 //! | `caller` | the calling process: memory, descriptors, umask |
 //! | `walk` | resolves the caller's path to a held object |
 //! | `service` | the loop and the decision |
 //! | `before_change` | keeps the old content before a call changes the workspace |
-//! | `deed` | a call that was read: it can be carried out now or later |
+//! | `brokered_call` | a call that was read: it can be carried out now or later |
 //! | `opens`, `names`, `metadata`, `sockets` | read the calls and carry them out |
-//! | `straight` | the fast path of plain opens |
-//! | `bound`, `servers` | sockets of the run: with a path, and servers on the host's loopback |
-//! | `kept_ports` | reserves the addresses of those servers |
+//! | `fast_path` | the fast path of plain opens |
+//! | `bound_sockets`, `servers` | sockets of the run: with a path, and servers on the host's loopback |
+//! | `reserved_ports` | reserves the addresses of those servers |
 //! | `view` | the mount namespace through which an object is changed; detects changed objects |
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | threads for work that may block |
-//! | `ledger` | refusals |
+//! | `denials` | refusals |
 //! | `programs` | programs that are about to run |
-//! | `ways` | symbolic links that would lead git elsewhere |
+//! | `git_links` | symbolic links that would lead git elsewhere |
 //! | `project_files` | project files that run code later |
 //! | `reads` | reads of a traced run |
 //! | `connects`, `requests` | outgoing connections, and requests to the egress proxy |
 //! | `confirm` | checks a name again after it was made |
-//! | `file_room` | file size limits for files that were large before the run |
+//! | `file_size_limit` | file size limits for files that were large before the run |
 //! | `install` | puts files in guarded places |
 //! | `in_place` | git files that are written in place, and judged once written |
-//! | `left_out` | refused calls after which git can go on |
-//! | `judged` | files that are guarded by their content |
+//! | `harmless_denials` | refused calls after which git can go on |
+//! | `guarded_content` | files that are guarded by their content |
 //!
 //! Acting for the caller is safe for three reasons. Names in writable trees change only through the
 //! one deciding thread, because the kernel-enforced layer refuses these calls to every other
@@ -42,20 +41,21 @@
 //! Meanwhile a program that the first run has just written may be "busy" (ETXTBSY).
 
 mod before_change;
-mod bound;
+mod bound_sockets;
+mod brokered_call;
 mod caller;
 mod confirm;
 mod connects;
-mod deed;
-mod file_room;
+mod denials;
+mod fast_path;
+mod file_size_limit;
+mod git_links;
+mod guarded_content;
+mod harmless_denials;
 mod holding;
 mod holds;
 mod in_place;
 mod install;
-mod judged;
-mod kept_ports;
-mod ledger;
-mod left_out;
 mod metadata;
 mod names;
 mod opens;
@@ -64,14 +64,13 @@ mod programs;
 mod project_files;
 mod reads;
 mod requests;
+mod reserved_ports;
 mod servers;
 mod service;
 mod sockets;
-mod straight;
 mod terminals;
 mod view;
 mod walk;
-mod ways;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -82,17 +81,17 @@ use rustix::event::{EventfdFlags, eventfd};
 use stockade_backend_api::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
 use stockade_permissions::powers::AttemptPermissions;
-use stockade_permissions::reach::EgressReach;
+use stockade_permissions::reachable_targets::EgressReach;
 use stockade_stage::PreWriteHook;
 use stockade_stage::undo::UndoRecorder;
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;
 
-use crate::way_out::RunEgress;
+use crate::egress::RunEgress;
 use requests::{BrokerEgressPolicy, BrokeredRequest};
 use service::BrokerService;
 
-pub(crate) use bound::BoundSockets;
+pub(crate) use bound_sockets::BoundSockets;
 pub use servers::served_ports;
 
 /// Time-out for the start of the broker's thread.
@@ -178,7 +177,7 @@ impl AnswerSender {
     }
 
     /// Starts the egress proxy. Never blocks.
-    pub(crate) fn open_way(&self) {
+    pub(crate) fn start_egress(&self) {
         self.send_order(BrokerOrder::Open);
     }
 
@@ -254,7 +253,8 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier arrives if the sandbox could not be built.
-            let (Ok(ServiceInputs { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed)
+            let (Ok(ServiceInputs { notifier, hold, run_egress, bound, small_disk }), false) =
+                (notifiers.recv(), failed)
             else {
                 return;
             };
@@ -264,7 +264,7 @@ impl Broker {
                 level,
                 hold,
                 before,
-                (way, bound, small_disk),
+                (run_egress, bound, small_disk),
                 Box::new(sink),
             ) {
                 Ok(mut service) => {
@@ -300,7 +300,7 @@ pub struct PreparedBroker {
 struct ServiceInputs {
     notifier: SeccompNotifier,
     hold: bool,
-    way: Option<Arc<RunEgress>>,
+    run_egress: Option<Arc<RunEgress>>,
     bound: BoundSockets,
     small_disk: Option<u64>,
 }
@@ -339,12 +339,12 @@ impl PreparedBroker {
         self,
         listener: OwnedFd,
         hold: bool,
-        way: Option<Arc<RunEgress>>,
+        run_egress: Option<Arc<RunEgress>>,
     ) -> Result<BrokerHandle, BrokerError> {
         let notifier = SeccompNotifier::new(listener).map_err(map_step_error("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        let serving = ServiceInputs { notifier, hold, way, bound: self.bound, small_disk: self.small_disk };
+        let serving = ServiceInputs { notifier, hold, run_egress, bound: self.bound, small_disk: self.small_disk };
         self.notifier.send(serving).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }

@@ -16,9 +16,9 @@ use stockade_permissions::guards::view::ObjectPresence;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
 use super::confirm::find_spelled;
-use super::deed::{BrokeredCall, CallProgress};
 use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation, refuse_until_granted};
@@ -204,14 +204,14 @@ impl BrokerService {
         }
         if place.open_nofollow().is_err() {
             self.permit_link_at(&path, DeniedOperation::Symlink)?;
-            self.permit_way(&path, text.to_bytes(), DeniedOperation::Symlink)?;
+            self.permit_link_target(&path, text.to_bytes(), DeniedOperation::Symlink)?;
         }
         let directory = self.through_directory(place, &path);
         symlinkat(text, &directory, place.name_as_written().as_c_str())?;
         self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Symlink)?;
         // Others may meanwhile have made a text that the link leads elsewhere.
         if let Some(now) = place.path_now()?
-            && let Err(failure) = self.permit_way(&now, text.to_bytes(), DeniedOperation::Symlink)
+            && let Err(failure) = self.permit_link_target(&now, text.to_bytes(), DeniedOperation::Symlink)
         {
             let _ = unlinkat(&directory, &place.name, AtFlags::empty());
             return Err(failure);
@@ -274,8 +274,8 @@ impl BrokerService {
         new: &ResolvedName,
         flags: RenameFlags,
     ) -> Result<CallProgress, CallFailure> {
-        if let Some(judged) = self.is_judged(new, flags) {
-            return self.rename_judged((old, new), (judged, flags), false);
+        if let Some(content_kind) = self.find_content_kind(new, flags) {
+            return self.rename_guarded((old, new), (content_kind, flags), false);
         }
         let (from, to) = (old.path(), new.path());
         let mut verdict = PermissionVerdict::Private;
@@ -370,12 +370,12 @@ impl BrokerService {
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Symlink {
             self.permit_link_at(to, DeniedOperation::Rename)?;
-            self.permit_way(to, &resolve::link_text(moved.as_fd())?, DeniedOperation::Rename)?;
+            self.permit_link_target(to, &resolve::link_text(moved.as_fd())?, DeniedOperation::Rename)?;
         }
         self.permit_at_addresses(moved, kind, to)?;
         if kind == FileType::Directory {
             self.permit_above_work_tree(to, false, DeniedOperation::Rename)?;
-            self.permit_way_of_links(from, to)?;
+            self.permit_links_within(from, to)?;
         }
         self.permit_in_git(kind, Some(from), to, DeniedOperation::Rename)?;
         self.permit_carried(moved, from, to)
@@ -487,9 +487,9 @@ impl BrokerService {
     pub(super) fn make_name(&self, source: &ResolvedObject, new: &ResolvedName) -> Result<CallProgress, CallFailure> {
         let to = new.path();
         let is_data = source.file_type() == FileType::RegularFile && !source.is_placeless();
-        if self.is_judged(new, RenameFlags::empty()) == Some(GuardedContent::Reference) && is_data {
+        if self.find_content_kind(new, RenameFlags::empty()) == Some(GuardedContent::Reference) && is_data {
             self.permit_source(source, &to)?;
-            return self.link_judged(source, new);
+            return self.link_guarded(source, new);
         }
         let verdict = self.permit_new(new, &to, DeniedOperation::Link)?;
         if source.is_placeless() {
@@ -505,7 +505,7 @@ impl BrokerService {
         self.permit_linked(&source.stat, &source.path, DeniedOperation::Link)?;
         if source.file_type() == FileType::Symlink {
             self.permit_link_at(&to, DeniedOperation::Link)?;
-            self.permit_way(&to, &resolve::link_text(source.fd.as_fd())?, DeniedOperation::Link)?;
+            self.permit_link_target(&to, &resolve::link_text(source.fd.as_fd())?, DeniedOperation::Link)?;
         }
         self.permit_in_git(source.file_type(), None, &to, DeniedOperation::Link)?;
         // A guarded file has one name only, because a write by another name would change it.

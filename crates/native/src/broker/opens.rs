@@ -10,8 +10,8 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BlockingWork, BrokeredCall, CallProgress};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
@@ -122,12 +122,12 @@ impl OpenRequest {
 
 impl BrokerService {
     /// Resolves an open and tries it, continuing at the target of every link. Stores the resolved
-    /// call in `asked`.
+    /// call in `resolved_call`.
     pub(super) fn resolve_open(
         &self,
         caller: &CallingThread,
         shape: ArgumentLayout,
-        asked: &mut Option<BrokeredCall>,
+        resolved_call: &mut Option<BrokeredCall>,
     ) -> Result<CallProgress, CallFailure> {
         let id = caller.request.id;
         let (start, index) = match shape {
@@ -135,12 +135,12 @@ impl BrokerService {
             _ => (libc::AT_FDCWD, 0),
         };
         let (flags, mode) = open_arguments(caller, shape, index);
-        let mut wish = OpenRequest { flags, mode: Mode::empty() };
+        let mut open_request = OpenRequest { flags, mode: Mode::empty() };
         // Flags are in registers, so the caller cannot change them afterwards.
-        if wish.has_flag(libc::O_PATH) {
+        if open_request.has_flag(libc::O_PATH) {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
-        if wish.flags & TMPFILE_FLAG != 0 && !wish.has_flag(libc::O_DIRECTORY) {
+        if open_request.flags & TMPFILE_FLAG != 0 && !open_request.has_flag(libc::O_DIRECTORY) {
             return Err(Errno::INVAL.into());
         }
         let path = caller.read_path(index)?;
@@ -148,7 +148,7 @@ impl BrokerService {
             if let Some(reads) = &self.reads {
                 self.note_open(reads, caller, (start, &path), flags);
             }
-            return self.open_late(caller, (start, &path), wish);
+            return self.open_late(caller, (start, &path), open_request);
         }
         // The name may change until the kernel reads it again; but without the broker, a caller can
         // write only to these devices.
@@ -158,34 +158,36 @@ impl BrokerService {
         if path.as_c_str() == COREDUMP_FILTER_PATH {
             let fd = caller.open_dump_filter()?;
             self.must_still_wait(caller)?;
-            return Ok(CallProgress::Done(finish_open(fd, wish)?));
+            return Ok(CallProgress::Done(finish_open(fd, open_request)?));
         }
-        if wish.is_creating() || wish.has_flag(TMPFILE_FLAG) {
-            wish.mode = self.mask_mode(caller, mode)?;
+        if open_request.is_creating() || open_request.has_flag(TMPFILE_FLAG) {
+            open_request.mode = self.mask_mode(caller, mode)?;
         }
-        if let Some(step) = self.open_straight(caller, start, &path, wish) {
+        if let Some(step) = self.try_fast_open(caller, start, &path, open_request) {
             return step;
         }
         let walk = self.start_resolution(caller)?;
-        if wish.has_flag(TMPFILE_FLAG) {
-            let directory = walk.resolve_object(start, &path, !wish.has_flag(libc::O_NOFOLLOW))?;
-            return self.perform_call(id, asked.insert(BrokeredCall::OpenUnnamed { directory, wish }));
+        if open_request.has_flag(TMPFILE_FLAG) {
+            let directory = walk.resolve_object(start, &path, !open_request.has_flag(libc::O_NOFOLLOW))?;
+            return self.perform_call(id, resolved_call.insert(BrokeredCall::OpenUnnamed { directory, open_request }));
         }
         let mut place = walk.resolve_name(start, &path)?;
         loop {
             if place.special || place.slash {
-                return Err(open_directory(&walk, place, wish).into());
+                return Err(open_directory(&walk, place, open_request).into());
             }
-            let link = match self.perform_call(id, asked.insert(BrokeredCall::Open { place, wish }))? {
+            let link = match self.perform_call(id, resolved_call.insert(BrokeredCall::Open { place, open_request }))? {
                 CallProgress::Link(link) => link,
                 step => return Ok(step),
             };
-            let Some(BrokeredCall::Open { place: linked, .. }) = asked.take() else { return Err(Errno::LOOP.into()) };
+            let Some(BrokeredCall::Open { place: linked, .. }) = resolved_call.take() else {
+                return Err(Errno::LOOP.into());
+            };
             match walk.follow_link(linked, link)? {
                 LinkDestination::Place(next) => place = next,
                 LinkDestination::Object(object) => {
                     let object = self.as_staged(object)?;
-                    return self.perform_call(id, asked.insert(BrokeredCall::Reopen { object, wish }));
+                    return self.perform_call(id, resolved_call.insert(BrokeredCall::Reopen { object, open_request }));
                 }
             }
         }
@@ -197,7 +199,7 @@ impl BrokerService {
         &self,
         caller: &CallingThread,
         (start, path): (i32, &CStr),
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
         let is_late = |object: &ResolvedObject| {
             object.file_type() == FileType::RegularFile && self.powers.is_read_late(&object.path)
@@ -205,11 +207,11 @@ impl BrokerService {
         if !self.powers.reads_late() {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
-        match self.start_resolution(caller)?.resolve_object(start, path, !wish.has_flag(libc::O_NOFOLLOW)) {
+        match self.start_resolution(caller)?.resolve_object(start, path, !open_request.has_flag(libc::O_NOFOLLOW)) {
             Ok(object) if is_late(&object) => {
-                let fd = resolve::reopen(object.fd.as_fd(), wish.of_broker())?;
+                let fd = resolve::reopen(object.fd.as_fd(), open_request.of_broker())?;
                 self.must_still_wait(caller)?;
-                Ok(CallProgress::Done(finish_open(fd, wish)?))
+                Ok(CallProgress::Done(finish_open(fd, open_request)?))
             }
             // The kernel returns the error.
             _ => Ok(CallProgress::Done(CallReply::Continue)),
@@ -221,42 +223,44 @@ impl BrokerService {
         &self,
         id: u64,
         place: &ResolvedName,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
         let path = place.path();
-        match self.decide_operation(wish.operation(), &path) {
+        match self.decide_operation(open_request.operation(), &path) {
             // For any powers: a terminal that the broker opened could become its own, and the
             // kernel's files are not regular files.
             PermissionVerdict::Allow | PermissionVerdict::Private if place.on_proc || is_open_device(&path) => {
-                return self.open_refused(place, &path, wish, kernel_files());
+                return self.open_refused(place, &path, open_request, kernel_files());
             }
             PermissionVerdict::Allow | PermissionVerdict::Private => {}
-            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, wish)? => {
+            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, open_request)? => {
                 return Ok(step);
             }
-            PermissionVerdict::Refuse(refusal) => return self.open_refused(place, &path, wish, refusal),
+            PermissionVerdict::Refuse(refusal) => return self.open_refused(place, &path, open_request, refusal),
         }
-        if wish.is_creating() && wish.mode.bits() & SET_ID_BITS != 0 {
+        if open_request.is_creating() && open_request.mode.bits() & SET_ID_BITS != 0 {
             return Err(refuse_operation(DeniedOperation::Create, &path, set_id()));
         }
         if self.surveys.borrow().has_linked()
             && let Ok(held) = place.open_nofollow()
         {
-            self.permit_linked(&fstat(&held)?, &path, wish.operation())?;
+            self.permit_linked(&fstat(&held)?, &path, open_request.operation())?;
         }
         let directory = self.through_directory(place, &path);
-        match open_name(directory.as_fd(), place, wish) {
+        match open_name(directory.as_fd(), place, open_request) {
             Ok(fd) => {
-                if wish.is_creating() {
+                if open_request.is_creating() {
                     self.confirm_opened(&fd, &path)?;
                 }
                 self.note_written(&path);
-                Ok(CallProgress::Done(finish_open(fd, wish)?))
+                Ok(CallProgress::Done(finish_open(fd, open_request)?))
             }
             // The name is a link; with `O_NOFOLLOW` the program gets the error.
-            Err(Errno::LOOP) if !wish.has_flag(libc::O_NOFOLLOW) => Ok(CallProgress::Link(place.open_nofollow()?)),
+            Err(Errno::LOOP) if !open_request.has_flag(libc::O_NOFOLLOW) => {
+                Ok(CallProgress::Link(place.open_nofollow()?))
+            }
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
-                self.open_reluctant(id, resolve::open_component(directory.as_fd(), &place.name)?, wish, errno)
+                self.open_reluctant(id, resolve::open_component(directory.as_fd(), &place.name)?, open_request, errno)
             }
             Err(errno) => Err(errno.into()),
         }
@@ -268,24 +272,24 @@ impl BrokerService {
         &self,
         id: u64,
         held: OwnedFd,
-        wish: OpenRequest,
+        open_request: OpenRequest,
         errno: Errno,
     ) -> Result<CallProgress, CallFailure> {
         let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
-        let waits = !wish.has_flag(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
-        if waits { self.open_waiting(id, held, wish) } else { Err(errno.into()) }
+        let waits = !open_request.has_flag(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
+        if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
     }
 
     /// Opens the object of `pipe` on a thread that may block.
-    fn open_waiting(&self, id: u64, pipe: OwnedFd, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    fn open_waiting(&self, id: u64, pipe: OwnedFd, open_request: OpenRequest) -> Result<CallProgress, CallFailure> {
         let notifier = self.notifier.clone();
         let held = pipe.try_clone().map_err(|_| Errno::MFILE)?;
         let reopen = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let flags = OFlags::from_bits_retain((wish.flags & !reopen | libc::O_CLOEXEC | libc::O_NOCTTY) as u32);
+        let flags = OFlags::from_bits_retain((open_request.flags & !reopen | libc::O_CLOEXEC | libc::O_NOCTTY) as u32);
         let job = Box::new(move || {
             // Failing to answer means that the caller is gone.
             let _ = match resolve::reopen(pipe.as_fd(), flags) {
-                Ok(fd) => notifier.answer_with_descriptor(id, fd.as_fd(), wish.has_flag(libc::O_CLOEXEC)),
+                Ok(fd) => notifier.answer_with_descriptor(id, fd.as_fd(), open_request.has_flag(libc::O_CLOEXEC)),
                 Err(errno) => notifier.answer_call(id, NotificationAnswer::Error(errno)),
             };
         });
@@ -298,43 +302,43 @@ impl BrokerService {
         &self,
         place: &ResolvedName,
         path: &[u8],
-        wish: OpenRequest,
+        open_request: OpenRequest,
         refusal: PermissionRefusal,
     ) -> Result<CallProgress, CallFailure> {
         if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());
         }
         let held = match place.open_nofollow() {
-            Ok(_) if wish.must_be_new() && self.said_gone.has_removal(place) => {
+            Ok(_) if open_request.must_be_new() && self.reported_removals.has_removal(place) => {
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Ok(held) => held,
-            Err(Errno::NOENT) if wish.is_creating() => {
+            Err(Errno::NOENT) if open_request.is_creating() => {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Err(errno) => return Err(errno.into()),
         };
         let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
-        if wish.has_flag(libc::O_CREAT | libc::O_EXCL) {
+        if open_request.has_flag(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
         }
         match kind {
-            FileType::Symlink if wish.has_flag(libc::O_NOFOLLOW) => return Err(Errno::LOOP.into()),
+            FileType::Symlink if open_request.has_flag(libc::O_NOFOLLOW) => return Err(Errno::LOOP.into()),
             FileType::Symlink => return Ok(CallProgress::Link(held)),
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
             FileType::CharacterDevice if is_open_device(path) => {
                 return match self.may_open_by_itself(path) {
                     true => Ok(CallProgress::Done(CallReply::Continue)),
-                    false => self.open_other(&held, path, wish),
+                    false => self.open_other(&held, path, open_request),
                 };
             }
             _ => {}
         }
-        native_access(&held, wish.access_mode())?;
+        native_access(&held, open_request.access_mode())?;
         // The file exists, so nothing is created; the kernel-enforced layer decides on reads.
-        if wish.only_reads() {
+        if open_request.only_reads() {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
         Err(refuse_operation(DeniedOperation::Write, path, refusal))
@@ -346,19 +350,19 @@ impl BrokerService {
         &self,
         id: u64,
         object: &ResolvedObject,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
-        if wish.has_flag(libc::O_CREAT | libc::O_EXCL) {
+        if open_request.has_flag(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
         }
-        if wish.only_reads() {
+        if open_request.only_reads() {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
         match object.file_type() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Socket => return Err(Errno::NXIO.into()),
             FileType::CharacterDevice if !self.may_open_by_itself(&object.path) => {
-                return self.open_other(&object.fd, &object.path, wish);
+                return self.open_other(&object.fd, &object.path, open_request);
             }
             FileType::CharacterDevice if is_open_device(&object.path) && !self.is_stream(&object.stat) => {
                 return Ok(CallProgress::Done(CallReply::Continue));
@@ -370,11 +374,11 @@ impl BrokerService {
             self.permit_linked(&object.stat, &object.path, DeniedOperation::Write)?;
         }
         let held = self.through_object(object);
-        match resolve::reopen(held.as_fd(), wish.of_broker() - OFlags::CREATE) {
-            Ok(fd) => Ok(CallProgress::Done(finish_open(fd, wish)?)),
-            Err(Errno::NXIO | Errno::AGAIN) if !wish.has_flag(libc::O_NONBLOCK) => {
+        match resolve::reopen(held.as_fd(), open_request.of_broker() - OFlags::CREATE) {
+            Ok(fd) => Ok(CallProgress::Done(finish_open(fd, open_request)?)),
+            Err(Errno::NXIO | Errno::AGAIN) if !open_request.has_flag(libc::O_NONBLOCK) => {
                 let held = held.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
-                self.open_waiting(id, held, wish)
+                self.open_waiting(id, held, open_request)
             }
             Err(errno) => Err(errno.into()),
         }
@@ -384,7 +388,7 @@ impl BrokerService {
     pub(super) fn open_unnamed(
         &self,
         directory: &ResolvedObject,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
         if directory.file_type() != FileType::Directory {
             return Err(Errno::NOTDIR.into());
@@ -393,12 +397,12 @@ impl BrokerService {
             native_access(&directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
             return Err(refuse_operation(DeniedOperation::Create, &directory.path, refusal));
         }
-        if wish.mode.bits() & SET_ID_BITS != 0 {
+        if open_request.mode.bits() & SET_ID_BITS != 0 {
             return Err(refuse_operation(DeniedOperation::Create, &directory.path, set_id()));
         }
         let held = self.through_object(directory);
-        let fd = openat2(held.as_fd(), c".", wish.of_broker(), wish.mode, ResolveFlags::NO_SYMLINKS)?;
-        Ok(CallProgress::Done(finish_open(fd, wish)?))
+        let fd = openat2(held.as_fd(), c".", open_request.of_broker(), open_request.mode, ResolveFlags::NO_SYMLINKS)?;
+        Ok(CallProgress::Done(finish_open(fd, open_request)?))
     }
 }
 
@@ -412,17 +416,23 @@ fn open_arguments(caller: &CallingThread, shape: ArgumentLayout, index: usize) -
 }
 
 /// Opens a permitted name, without blocking.
-fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, wish: OpenRequest) -> Result<OwnedFd, Errno> {
+fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, open_request: OpenRequest) -> Result<OwnedFd, Errno> {
     // A non-blocking open of a pipe for reading would succeed, but this one must wait.
-    if wish.only_reads() && !wish.has_flag(libc::O_EXCL) && place.is_pipe() {
+    if open_request.only_reads() && !open_request.has_flag(libc::O_EXCL) && place.is_pipe() {
         return Err(Errno::NXIO);
     }
-    openat2(directory, place.name.as_c_str(), wish.of_broker(), wish.mode_of_new(), ResolveFlags::NO_SYMLINKS)
+    openat2(
+        directory,
+        place.name.as_c_str(),
+        open_request.of_broker(),
+        open_request.mode_of_new(),
+        ResolveFlags::NO_SYMLINKS,
+    )
 }
 
 /// Returns the error for a name of a directory, which cannot be opened for writing.
-fn open_directory(walk: &PathResolver<'_>, place: ResolvedName, wish: OpenRequest) -> Errno {
-    if wish.is_creating() && place.slash && !place.special {
+fn open_directory(walk: &PathResolver<'_>, place: ResolvedName, open_request: OpenRequest) -> Errno {
+    if open_request.is_creating() && place.slash && !place.special {
         return Errno::ISDIR;
     }
     match walk.find_at(place, true) {
@@ -447,10 +457,10 @@ pub(super) fn is_open_device(path: &[u8]) -> bool {
 }
 
 /// Sets the flags of the descriptor as the caller requested.
-pub(super) fn finish_open(fd: OwnedFd, wish: OpenRequest) -> Result<CallReply, Errno> {
-    if !wish.has_flag(libc::O_NONBLOCK) {
+pub(super) fn finish_open(fd: OwnedFd, open_request: OpenRequest) -> Result<CallReply, Errno> {
+    if !open_request.has_flag(libc::O_NONBLOCK) {
         let settable = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
-        fcntl_setfl(&fd, OFlags::from_bits_retain((wish.flags & settable) as u32))?;
+        fcntl_setfl(&fd, OFlags::from_bits_retain((open_request.flags & settable) as u32))?;
     }
-    Ok(CallReply::Descriptor { fd, close_on_exec: wish.has_flag(libc::O_CLOEXEC) })
+    Ok(CallReply::Descriptor { fd, close_on_exec: open_request.has_flag(libc::O_CLOEXEC) })
 }

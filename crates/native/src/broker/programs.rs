@@ -15,9 +15,9 @@ use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress};
-use super::ledger::CallerProcess;
+use super::denials::CallerProcess;
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::walk::ResolvedObject;
 
@@ -129,9 +129,9 @@ impl BrokerService {
     ) -> Result<ProgramStart, Errno> {
         let rules = &self.powers.programs;
         let mut own: Option<Vec<Vec<u8>>> = None;
-        let mut arguments = |wanted: usize| match &own {
+        let mut arguments = |word_count: usize| match &own {
             Some(words) => Ok(words.clone()),
-            None if wanted == 0 => Ok(Vec::new()),
+            None if word_count == 0 => Ok(Vec::new()),
             None => read_arguments(caller, list).inspect(|words| own = Some(words.clone())),
         };
         let mut programs = Vec::new();
@@ -139,9 +139,9 @@ impl BrokerService {
         let mut now = ExecProgram { path: object.path.clone(), called, arguments: Vec::new() };
         let mut held: Option<ResolvedObject> = None;
         let is_readable = loop {
-            let wanted = rules.words_of_interest(&now.path, &now.called).unwrap_or(0);
+            let word_count = rules.words_of_interest(&now.path, &now.called).unwrap_or(0);
             now.arguments = before.clone();
-            now.arguments.extend(arguments(wanted.saturating_sub(before.len()))?);
+            now.arguments.extend(arguments(word_count.saturating_sub(before.len()))?);
             let script = now.called.clone();
             programs.push(now);
             let current = held.as_ref().unwrap_or(&object);

@@ -16,7 +16,7 @@ use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel, RawText, Read
 use stockade_sys::Errno;
 
 use super::caller::CallingThread;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::denials::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::walk::ResolvedObject;
 
@@ -38,13 +38,13 @@ pub(super) struct ReadLog {
 struct ReadEntry {
     directory: bool,
     files: u64,
-    who: CallerProcess,
+    caller_process: CallerProcess,
     count: u64,
 }
 
 impl ReadLog {
     /// Notes a read of the object at `path`.
-    pub fn record_read(&mut self, path: &[u8], directory: bool, who: impl FnOnce() -> CallerProcess) {
+    pub fn record_read(&mut self, path: &[u8], directory: bool, caller_process: impl FnOnce() -> CallerProcess) {
         if let Some(known) = self.known.get_mut(path) {
             known.count += 1;
             return;
@@ -65,7 +65,7 @@ impl ReadLog {
                 return;
             }
         }
-        self.known.insert(path.to_vec(), ReadEntry { directory, files: 0, who: who(), count: 1 });
+        self.known.insert(path.to_vec(), ReadEntry { directory, files: 0, caller_process: caller_process(), count: 1 });
     }
 
     /// Returns a directory above `path` that represents the reads beneath it.
@@ -124,15 +124,15 @@ impl ReadLog {
 
     /// Returns all reads, by path, and clears them.
     pub fn take_reads(&mut self) -> Vec<ReadAccess> {
-        let told = |(path, known): (Vec<u8>, ReadEntry)| ReadAccess {
+        let build_access = |(path, known): (Vec<u8>, ReadEntry)| ReadAccess {
             object: RawText::from(path),
             directory: known.directory,
             files: known.files,
-            pid: known.who.pid,
-            program: known.who.program.map(RawText::from),
+            pid: known.caller_process.pid,
+            program: known.caller_process.program.map(RawText::from),
             count: known.count,
         };
-        std::mem::take(&mut self.known).into_iter().map(told).collect()
+        std::mem::take(&mut self.known).into_iter().map(build_access).collect()
     }
 }
 
@@ -175,10 +175,10 @@ impl BrokerService {
         &self,
         reads: &RefCell<ReadLog>,
         object: &ResolvedObject,
-        who: impl FnOnce() -> CallerProcess,
+        caller_process: impl FnOnce() -> CallerProcess,
     ) {
         if !self.powers.in_private_tree(&object.path) {
-            reads.borrow_mut().record_read(&object.path, object.file_type() == FileType::Directory, who);
+            reads.borrow_mut().record_read(&object.path, object.file_type() == FileType::Directory, caller_process);
         }
     }
 

@@ -5,12 +5,12 @@
 use stockade_egress::{EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressRequest};
 use stockade_model::{DenialLayer, DeniedOperation, Grant, HostName};
 use stockade_permissions::powers::PermissionRefusal;
-use stockade_permissions::reach::EgressReach;
+use stockade_permissions::reachable_targets::EgressReach;
 
 use super::connects::deny_target;
+use super::denials::{CallerProcess, RefusedOperation};
 use super::holding::Waiter;
 use super::holds::QuestionKey;
-use super::ledger::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::{AnswerSender, BrokerOrder};
 
@@ -29,13 +29,17 @@ impl BrokerEgressPolicy {
 impl EgressPolicy for BrokerEgressPolicy {
     fn decide_request(
         &self,
-        wanted: EgressRequest,
-        who: &EgressCaller,
+        egress_request: EgressRequest,
+        caller: &EgressCaller,
         answer: Box<dyn FnOnce(EgressDecision) + Send>,
     ) {
-        match decide_request(&self.reach, &wanted) {
+        match decide_request(&self.reach, &egress_request) {
             Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
-            Err(_) => self.answers.send_order(BrokerOrder::Judge(BrokeredRequest { wanted, who: who.clone(), answer })),
+            Err(_) => self.answers.send_order(BrokerOrder::Judge(BrokeredRequest {
+                egress_request,
+                caller: caller.clone(),
+                answer,
+            })),
         }
     }
 
@@ -44,8 +48,8 @@ impl EgressPolicy for BrokerEgressPolicy {
     }
 }
 
-fn decide_request(reach: &EgressReach, wanted: &EgressRequest) -> Result<String, RefusedOperation> {
-    match wanted {
+fn decide_request(reach: &EgressReach, egress_request: &EgressRequest) -> Result<String, RefusedOperation> {
+    match egress_request {
         EgressRequest::Target(target) => reach.decide_target(target).map_err(|refusal| deny_target(target, refusal)),
         EgressRequest::Secret { secret, rule } => {
             let object = secret.targets().to_string();
@@ -61,14 +65,14 @@ fn decide_request(reach: &EgressReach, wanted: &EgressRequest) -> Result<String,
 
 /// A request to the egress proxy.
 pub(super) struct BrokeredRequest {
-    wanted: EgressRequest,
-    who: EgressCaller,
+    egress_request: EgressRequest,
+    caller: EgressCaller,
     answer: Box<dyn FnOnce(EgressDecision) + Send>,
 }
 
 impl std::fmt::Debug for BrokeredRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("wanted", &self.wanted).finish_non_exhaustive()
+        f.debug_struct("Request").field("egress_request", &self.egress_request).finish_non_exhaustive()
     }
 }
 
@@ -79,12 +83,12 @@ impl BrokeredRequest {
 
     /// Returns the caller, as the audit log knows it.
     pub fn caller_process(&self) -> CallerProcess {
-        CallerProcess { pid: self.who.pid, program: self.who.program.as_ref().map(|p| p.as_bytes().to_vec()) }
+        CallerProcess { pid: self.caller.pid, program: self.caller.program.as_ref().map(|p| p.as_bytes().to_vec()) }
     }
 
     /// Returns whether the calling process still exists; true if the process is unknown.
     pub fn is_waiting(&self) -> bool {
-        let pid = self.who.pid.and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = self.caller.pid.and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
         pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(stockade_sys::Errno::SRCH))
     }
 }
@@ -103,7 +107,7 @@ impl BrokerService {
 
     /// Answers a request that the current powers permit; else returns it.
     pub(super) fn grant_request(&self, request: BrokeredRequest) -> Option<(BrokeredRequest, RefusedOperation)> {
-        match decide_request(&self.powers.reach, &request.wanted) {
+        match decide_request(&self.powers.reach, &request.egress_request) {
             Ok(rule) => {
                 (request.answer)(EgressDecision::Allowed(EgressPermit { rule }));
                 None

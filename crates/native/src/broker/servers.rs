@@ -1,7 +1,7 @@
 //! Servers of a run without a network namespace of its own: they listen on the loopback of the
 //! host, for the run's own processes. The broker identifies the run's listeners by their socket
 //! cookies (`SO_COOKIE`), which the kernel never reuses. The kernel itself reports the listeners of
-//! a port (`sock_diag(7)`). Their addresses are reserved (`kept_ports.rs`). So a run reaches its
+//! a port (`sock_diag(7)`). Their addresses are reserved (`reserved_ports.rs`). So a run reaches its
 //! own servers there and no others.
 //!
 //! This module must not know grants: a connect to another listener may be granted, which is decided
@@ -24,7 +24,7 @@ use rustix::net::{
 };
 use stockade_sys::Errno;
 
-use super::kept_ports::ReservedPort;
+use super::reserved_ports::ReservedPort;
 
 /// Most servers of a run at a time. Each takes a descriptor of the broker's process.
 pub(super) const MAX_SERVERS: usize = 128;
@@ -77,7 +77,7 @@ impl ListenerTable {
         if self.own.borrow().len() >= MAX_SERVERS {
             self.let_go(None)?;
         }
-        self.once_given_back(at.port(), || self.listen_at(socket, at, backlog))
+        self.retry_after_release(at.port(), || self.listen_at(socket, at, backlog))
     }
 
     fn listen_at(&self, socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<(), Errno> {
@@ -93,8 +93,8 @@ impl ListenerTable {
         if self.own.borrow().len() >= MAX_SERVERS {
             return Err(Errno::NFILE);
         }
-        let kept = ReservedPort::listen_and_reserve(socket, at, backlog)?;
-        self.own.borrow_mut().insert(cookie, Arc::new(kept));
+        let reserved_port = ReservedPort::listen_and_reserve(socket, at, backlog)?;
+        self.own.borrow_mut().insert(cookie, Arc::new(reserved_port));
         if self.has_all(&query_listener_cookies(Some(at.port()))?) {
             return Ok(());
         }
@@ -111,22 +111,23 @@ impl ListenerTable {
             return Ok(ListenerOwner::Others);
         }
         let own = self.own.borrow();
-        let kept = own.values().find(|kept| kept.address() == address).filter(|_| !there.is_empty());
-        Ok(kept.map_or(ListenerOwner::Nobody, |kept| ListenerOwner::Own(kept.clone())))
+        let reserved_port =
+            own.values().find(|reserved_port| reserved_port.address() == address).filter(|_| !there.is_empty());
+        Ok(reserved_port.map_or(ListenerOwner::Nobody, |reserved_port| ListenerOwner::Own(reserved_port.clone())))
     }
 
     /// Takes an address by `take`. If it is in use, first releases the addresses of that port on
     /// which the run no longer listens.
-    pub fn once_given_back(&self, port: u16, take: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    pub fn retry_after_release(&self, port: u16, take: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
         match take() {
             Err(Errno::ADDRINUSE) if self.let_go(Some(port))? => {}
-            taken => return taken,
+            result => return result,
         }
         // Connections to the old listener need a moment to fail.
         for _ in 0..MAX_GIVE_BACK_TRIES {
             match take() {
                 Err(Errno::ADDRINUSE) => std::thread::sleep(GIVE_BACK_RETRY_DELAY),
-                taken => return taken,
+                result => return result,
             }
         }
         Err(Errno::ADDRINUSE)
@@ -135,8 +136,8 @@ impl ListenerTable {
     /// Releases the addresses, of one port or of all, on which the run has closed its listener.
     /// Returns whether there were any.
     pub fn let_go(&self, port: Option<u16>) -> Result<bool, Errno> {
-        let is_of_port = |kept: &ReservedPort| port.is_none_or(|port| port == kept.address().port());
-        if !self.own.borrow().values().any(|kept| is_of_port(kept)) {
+        let is_of_port = |reserved_port: &ReservedPort| port.is_none_or(|port| port == reserved_port.address().port());
+        if !self.own.borrow().values().any(|reserved_port| is_of_port(reserved_port)) {
             return Ok(false);
         }
         let there = query_listener_cookies(port)?;
@@ -145,8 +146,10 @@ impl ListenerTable {
             |cookie: &u64, port| query_listener_cookies(Some(port)).map_or(true, |there| there.contains(cookie));
         let is_gone = |cookie: &u64, port| !there.contains(cookie) && !listens(cookie, port);
         let mut own = self.own.borrow_mut();
-        let gone = own.extract_if(|cookie, kept| is_of_port(kept) && is_gone(cookie, kept.address().port()));
-        Ok(gone.map(|(_, kept)| kept.break_off()).count() > 0)
+        let closed_ports = own.extract_if(|cookie, reserved_port| {
+            is_of_port(reserved_port) && is_gone(cookie, reserved_port.address().port())
+        });
+        Ok(closed_ports.map(|(_, reserved_port)| reserved_port.break_off()).count() > 0)
     }
 
     /// Returns the time until the next check for closed listeners.
@@ -330,13 +333,13 @@ mod tests {
         let servers = ListenerTable::default();
         let serve = |at: SocketAddr| {
             let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-            servers.once_given_back(at.port(), || bind(&socket, &at)).unwrap();
+            servers.retry_after_release(at.port(), || bind(&socket, &at)).unwrap();
             servers.listen_on_loopback(socket.as_fd(), 8).unwrap();
             let at = served_address(socket.as_fd()).unwrap().unwrap();
             (socket, at)
         };
         let (socket, at) = serve("127.0.0.1:0".parse().unwrap());
-        let is_own = |at| matches!(servers.find_listeners(at), Ok(ListenerOwner::Own(kept)) if kept.address() == at);
+        let is_own = |at| matches!(servers.find_listeners(at), Ok(ListenerOwner::Own(reserved_port)) if reserved_port.address() == at);
         assert!(
             is_own(at) && matches!(servers.find_listeners("127.0.0.2:1".parse().unwrap()), Ok(ListenerOwner::Nobody))
         );
@@ -350,8 +353,8 @@ mod tests {
         drop(socket);
         assert!(matches!(servers.find_listeners(at), Ok(ListenerOwner::Nobody)) && TcpListener::bind(at).is_err());
         // The run itself can take the port at once.
-        let (socket, again) = serve(at);
-        assert!(again == at && is_own(at) && servers.look_within().is_some());
+        let (socket, second_address) = serve(at);
+        assert!(second_address == at && is_own(at) && servers.look_within().is_some());
         drop(socket);
         servers.check_closed_listeners();
         assert_eq!(servers.look_within(), None);
@@ -385,14 +388,14 @@ mod tests {
         assert!(!is_served(own) && !is_served_around(std::process::id(), own) && !served_ports().contains(&own));
         drop(one);
         // Another process may have taken that port by now, but not several times in a row.
-        let is_told_again = || {
+        let is_found_again = || {
             let one = TcpListener::bind("127.0.0.1:0").unwrap();
             let port = one.local_addr().unwrap().port();
             let was_served = is_served_around(std::process::id(), port);
             drop(one);
             was_served && !is_served_around(std::process::id(), port)
         };
-        assert!(!is_served_around(std::process::id(), port) || (0..5).any(|_| is_told_again()));
+        assert!(!is_served_around(std::process::id(), port) || (0..5).any(|_| is_found_again()));
         assert!(["", "  sl  local_address rem_address   st"].map(parse_listening_port) == [None, None]);
     }
 

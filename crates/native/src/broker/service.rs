@@ -26,26 +26,26 @@ use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotif
 use stockade_sys::{Errno, actor, resolve};
 
 use super::before_change::WorkspaceRecorder;
-use super::bound::BoundSockets;
+use super::bound_sockets::BoundSockets;
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::{CallerCache, CallingThread};
-use super::deed::{BrokeredCall, CallProgress};
-use super::file_room::FileAllocations;
+use super::denials::{CallerProcess, DenialLedger, RefusedOperation};
+use super::fast_path::WritableRoots;
+use super::file_size_limit::FileAllocations;
+use super::guarded_content::InitialSettings;
+use super::harmless_denials::ReportedRemovals;
 use super::holding::{self, Waiter};
 use super::holds::QuestionTable;
 use super::in_place::InPlaceWrites;
-use super::judged::InitialSettings;
-use super::ledger::{CallerProcess, DenialLedger, RefusedOperation};
-use super::left_out::ReportedRemovals;
 use super::pool::WorkerPool;
 use super::project_files::WrittenProjectFiles;
 use super::reads::ReadLog;
 use super::servers::ListenerTable;
 use super::sockets::no_internet;
-use super::straight::WritableRoots;
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
-use crate::way_out::RunEgress;
+use crate::egress::RunEgress;
 use stockade_backend_api::AttemptEvent;
 use stockade_permissions::guards::RootView;
 
@@ -87,7 +87,7 @@ pub(super) struct RunFacts {
     /// Standard streams that are open for writing, by device and inode.
     pub streams: Vec<(u64, u64)>,
     /// Parent of the first process.
-    pub keeper: u32,
+    pub parent_pid: u32,
     /// Number of the first process in its own PID namespace.
     pub process: u32,
     /// Roots for the fast path of opens.
@@ -116,7 +116,7 @@ pub(super) struct BrokerService {
     pub ledger: Arc<Mutex<DenialLedger>>,
     pub pool: WorkerPool,
     /// The egress proxy, if the run has one.
-    pub way: Option<Arc<RunEgress>>,
+    pub run_egress: Option<Arc<RunEgress>>,
     /// True once a change of persistent data was permitted.
     pub changed: Cell<bool>,
     /// Reads of a traced run.
@@ -130,7 +130,7 @@ pub(super) struct BrokerService {
     /// Git files that are still being written in place.
     pub in_place: InPlaceWrites,
     /// Names that git believes removed, although the removal was refused.
-    pub said_gone: ReportedRemovals,
+    pub reported_removals: ReportedRemovals,
     /// Project files that run code later.
     pub project_files: WrittenProjectFiles,
     /// Sockets that the run has bound to paths.
@@ -146,7 +146,7 @@ pub(super) struct BrokerService {
     /// True if calls are held.
     pub holds_calls: bool,
     /// Hook that runs before a change in a stage.
-    precaution: Option<RefCell<PreWriteHook>>,
+    write_hook: Option<RefCell<PreWriteHook>>,
     /// Hook that runs before a change in the workspace, if the run can be undone.
     pub undo: Option<WorkspaceRecorder>,
     /// Present with a small disk limit.
@@ -175,8 +175,8 @@ impl BrokerService {
         powers: AttemptPermissions,
         level: IsolationLevel,
         holds_calls: bool,
-        (precaution, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
-        (way, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
+        (write_hook, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
+        (run_egress, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
         sink: Box<dyn Fn(AttemptEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -192,14 +192,14 @@ impl BrokerService {
             has_started: false,
             ledger: Arc::new(Mutex::new(DenialLedger::new(sink))),
             pool: WorkerPool::default(),
-            way,
+            run_egress,
             changed: Cell::new(false),
             reads,
             surveys: RefCell::default(),
             first_settings: InitialSettings::default(),
             looked_in_vain: Cell::new(false),
             in_place: InPlaceWrites::default(),
-            said_gone: ReportedRemovals::default(),
+            reported_removals: ReportedRemovals::default(),
             project_files: WrittenProjectFiles::default(),
             bound,
             servers: ListenerTable::default(),
@@ -207,7 +207,7 @@ impl BrokerService {
             parked: HashMap::new(),
             holds: holding::new_question_table(),
             holds_calls,
-            precaution: precaution.map(RefCell::new),
+            write_hook: write_hook.map(RefCell::new),
             undo: undo.map(WorkspaceRecorder::new),
             file_room: small_disk.map(FileAllocations::new),
             look_at: None,
@@ -255,7 +255,7 @@ impl BrokerService {
             match orders.try_recv() {
                 Ok(BrokerOrder::Answer(id, answer)) => self.handle_answer(id, answer),
                 Ok(BrokerOrder::Judge(request)) => self.decide_or_hold(request),
-                Ok(BrokerOrder::Open) => self.open_way(),
+                Ok(BrokerOrder::Open) => self.start_egress(),
                 Ok(BrokerOrder::HoldNothing) => self.hold_nothing(),
                 Ok(BrokerOrder::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -278,10 +278,10 @@ impl BrokerService {
     }
 
     /// Starts the egress proxy, for example because a name is to be resolved.
-    fn open_way(&self) {
-        if let Some(way) = &self.way {
+    fn start_egress(&self) {
+        if let Some(run_egress) = &self.run_egress {
             // If the proxy cannot start, names are not resolved.
-            let _ = way.start_proxy();
+            let _ = run_egress.start_proxy();
         }
     }
 
@@ -289,14 +289,14 @@ impl BrokerService {
         self.calls += 1;
         self.settle_in_place();
         let caller = self.threads.look_up_caller(request);
-        let mut asked = None;
-        match self.handle_call(&caller, &mut asked) {
+        let mut resolved = None;
+        match self.handle_call(&caller, &mut resolved) {
             Ok(step) => {
                 self.file_room.iter().for_each(|room| room.raise_size_limit(request.pid, &step));
                 self.finish_call(request.id, step);
             }
             Err(CallFailure::Native(errno)) => self.fail_call(request.id, errno),
-            Err(CallFailure::Refused(denied)) => self.hold_or_refuse(&caller, asked, denied),
+            Err(CallFailure::Refused(denied)) => self.hold_or_refuse(&caller, resolved, denied),
         }
     }
 
@@ -334,11 +334,11 @@ impl BrokerService {
         CallerProcess { pid: Some(self.process_of(caller)), program: caller.program_path() }
     }
 
-    /// Reads a call, decides on it and carries it out. Stores the resolved call in `asked`.
+    /// Reads a call, decides on it and carries it out. Stores the resolved call in `resolved`.
     fn handle_call(
         &mut self,
         caller: &CallingThread,
-        asked: &mut Option<BrokeredCall>,
+        resolved: &mut Option<BrokeredCall>,
     ) -> Result<CallProgress, CallFailure> {
         if self.first.is_none() {
             self.learn_run_facts(caller)?;
@@ -346,8 +346,10 @@ impl BrokerService {
         let Some(shape) = self.shapes.get(&caller.request.call).copied() else {
             return Err(Errno::NOSYS.into());
         };
-        let deed = match shape {
-            ArgumentLayout::Open { .. } | ArgumentLayout::Creat => return self.resolve_open(caller, shape, asked),
+        let broker_call = match shape {
+            ArgumentLayout::Open { .. } | ArgumentLayout::Creat => {
+                return self.resolve_open(caller, shape, resolved);
+            }
             ArgumentLayout::Mkdir { .. }
             | ArgumentLayout::Mknod { .. }
             | ArgumentLayout::Remove { .. }
@@ -370,11 +372,11 @@ impl BrokerService {
             | ArgumentLayout::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
             ArgumentLayout::Connect => self.read_connect(caller)?,
             ArgumentLayout::Bind => match self.read_bind(caller)? {
-                ControlFlow::Continue(deed) => deed,
+                ControlFlow::Continue(broker_call) => broker_call,
                 ControlFlow::Break(step) => return Ok(step),
             },
             ArgumentLayout::Exec { at } => match self.read_exec(caller, at)? {
-                Some(deed) => deed,
+                Some(broker_call) => broker_call,
                 None => return Ok(CallProgress::Done(CallReply::Continue)),
             },
             ArgumentLayout::TruncateDescriptor => return Ok(self.lengthen_file(caller)),
@@ -387,34 +389,34 @@ impl BrokerService {
             ArgumentLayout::InternetSocket => return Err(CallFailure::Refused(no_internet(caller))),
             ArgumentLayout::NotImplemented => return Err(Errno::NOSYS.into()),
         };
-        let deed = asked.insert(deed);
-        let step = self.perform_call(caller.request.id, deed)?;
-        if let BrokeredCall::Run(start) = deed {
+        let broker_call = resolved.insert(broker_call);
+        let step = self.perform_call(caller.request.id, broker_call)?;
+        if let BrokeredCall::Run(start) = broker_call {
             self.report_execution(Some(self.process_of(caller)), &start.object);
         }
         Ok(step)
     }
 
     /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
-    pub fn prepare_stage(&self, deed: &BrokeredCall) -> Result<(), CallFailure> {
-        if self.precaution.is_none() || matches!(deed, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
+    pub fn prepare_stage(&self, call: &BrokeredCall) -> Result<(), CallFailure> {
+        if self.write_hook.is_none() || matches!(call, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
             return Ok(());
         }
-        let rewrites = deed.may_change_objects();
-        let names = deed.resolved_names().filter(|place| !place.special).map(ResolvedName::path);
-        let object = deed.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
+        let rewrites = call.may_change_objects();
+        let names = call.resolved_names().filter(|place| !place.special).map(ResolvedName::path);
+        let object = call.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
         names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
     }
 
     /// As [`prepare_stage`](Self::prepare_stage), for one path. Skips a path that the powers do not
     /// permit, because the call is refused later.
     pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), CallFailure> {
-        let Some(precaution) = &self.precaution else { return Ok(()) };
+        let Some(write_hook) = &self.write_hook else { return Ok(()) };
         if matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
             return Ok(());
         }
-        let taken = precaution.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)), rewrites);
-        taken.map_err(|error| CallFailure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
+        let hook_result = write_hook.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)), rewrites);
+        hook_result.map_err(|error| CallFailure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
     }
 
     /// Replaces a held object by its staged copy. In a stage without an overlay, the object may be
@@ -428,9 +430,9 @@ impl BrokerService {
 
     /// Returns the copy that replaces an original.
     pub fn copy_of(&self, object: &ResolvedObject) -> Option<OwnedFd> {
-        let precaution = self.precaution.as_ref()?.borrow();
+        let write_hook = self.write_hook.as_ref()?.borrow();
         let seen = Path::new(OsStr::from_bytes(&object.path));
-        let path = precaution.copy_of(seen, object.stat.st_dev, object.stat.st_ino)?;
+        let path = write_hook.copy_of(seen, object.stat.st_dev, object.stat.st_ino)?;
         let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         openat2(CWD, &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how).ok()
     }
@@ -438,7 +440,7 @@ impl BrokerService {
     /// Returns whether a path names a directory that a stage without an overlay cannot move.
     pub fn is_fixed(&self, path: &[u8]) -> bool {
         let path = Path::new(OsStr::from_bytes(path));
-        self.precaution.as_ref().is_some_and(|precaution| precaution.borrow().is_original_directory(path))
+        self.write_hook.as_ref().is_some_and(|write_hook| write_hook.borrow().is_original_directory(path))
     }
 
     /// Takes the facts of the run from its first caller.
@@ -453,7 +455,8 @@ impl BrokerService {
         self.must_still_wait(caller)?;
         self.threads.first_mask(identity.umask);
         let roots = WritableRoots::new(&self.powers);
-        self.first = Some(RunFacts { root, streams, keeper: identity.parent, process: identity.own_process, roots });
+        self.first =
+            Some(RunFacts { root, streams, parent_pid: identity.parent, process: identity.own_process, roots });
         self.follow_rules();
         Ok(())
     }
@@ -463,12 +466,12 @@ impl BrokerService {
     pub fn start_resolution<'a>(&'a self, caller: &'a CallingThread) -> Result<PathResolver<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        let kin = match self.level {
+        let procfs_scope = match self.level {
             IsolationLevel::Full if self.powers.is_inside() => ProcfsScope::Of(first.process),
             IsolationLevel::Full => ProcfsScope::All,
-            IsolationLevel::Restricted | IsolationLevel::None => ProcfsScope::Below(first.keeper),
+            IsolationLevel::Restricted | IsolationLevel::None => ProcfsScope::Below(first.parent_pid),
         };
-        Ok(PathResolver::new(caller, first.root.as_fd(), kin))
+        Ok(PathResolver::new(caller, first.root.as_fd(), procfs_scope))
     }
 
     /// Returns the view of the run's root, from the first call on.
@@ -479,7 +482,7 @@ impl BrokerService {
     /// Permits a call on a process or thread if that belongs to the run.
     fn of_process(&self, caller: &CallingThread, index: usize) -> Result<CallProgress, CallFailure> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        if walk::is_descendant(caller.unsigned_argument(index), first.keeper, &walk::status_on_host) {
+        if walk::is_descendant(caller.unsigned_argument(index), first.parent_pid, &walk::status_on_host) {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
         Err(Errno::PERM.into())
@@ -521,9 +524,9 @@ impl BrokerService {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = openat2(&first.root, path, flags, Mode::empty(), how);
-        let is_told = matches!(found, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
-        self.looked_in_vain.set(self.looked_in_vain.get() || !is_told);
-        found.is_ok() || !is_told
+        let is_known = matches!(found, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
+        self.looked_in_vain.set(self.looked_in_vain.get() || !is_known);
+        found.is_ok() || !is_known
     }
 
     /// Returns whether the object with this status is one of the run's own standard streams, open for

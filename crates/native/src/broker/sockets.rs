@@ -4,7 +4,7 @@
 //! the very socket file that was decided on. The broker binds a path on the caller's behalf,
 //! because the kernel would read the path again and it may have changed by then. Only in a private
 //! tree the kernel carries the bind out: the kernel-enforced layer lets the run make sockets there
-//! and nowhere else. A bound socket is held (`bound.rs`).
+//! and nowhere else. A bound socket is held (`bound_sockets.rs`).
 
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,12 +24,12 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::bound::MAX_BOUND_SOCKETS;
+use super::bound_sockets::MAX_BOUND_SOCKETS;
+use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
 use super::caller::CallingThread;
 use super::connects::{address_for, canonical_address};
-use super::deed::{BlockingWork, BrokeredCall, CallProgress};
-use super::kept_ports::ReservedPort;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::denials::{CallerProcess, RefusedOperation};
+use super::reserved_ports::ReservedPort;
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::view::own_directory;
@@ -74,7 +74,7 @@ enum ConnectTarget {
     /// A name in the network namespace.
     Abstract { name: Vec<u8>, address: Vec<u8> },
     /// An internet address, for a stream socket.
-    Internet { dialled: SocketAddr, address: Vec<u8>, who: CallerProcess },
+    Internet { dialled: SocketAddr, address: Vec<u8>, process: CallerProcess },
     /// Any other address; the kernel decides.
     Other { address: Vec<u8> },
 }
@@ -119,9 +119,9 @@ impl BrokerService {
             }
             SocketPeer::Abstract(name) => ConnectTarget::Abstract { name, address },
             SocketPeer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
-                let who =
+                let process =
                     if self.may_lead_out(dialled) { self.identify_caller(caller) } else { CallerProcess::default() };
-                ConnectTarget::Internet { dialled, address, who }
+                ConnectTarget::Internet { dialled, address, process }
             }
             // A datagram can only reach the run itself and its name server.
             SocketPeer::Internet(_) | SocketPeer::Other => ConnectTarget::Other { address },
@@ -136,7 +136,7 @@ impl BrokerService {
         let is_own = match peer {
             SocketPeer::Path(_) => true,
             SocketPeer::Internet(_) if self.level != IsolationLevel::Full => socket_type(socket)? == SocketType::STREAM,
-            _ => self.way.as_ref().is_none_or(|way| way.is_own(socket.as_fd())),
+            _ => self.run_egress.as_ref().is_none_or(|run_egress| run_egress.is_own(socket.as_fd())),
         };
         if is_own { Ok(()) } else { Err(Errno::ACCESS) }
     }
@@ -180,7 +180,9 @@ impl BrokerService {
                 let refusal = PermissionRefusal::without_grant("an abstract unix socket of the host");
                 return Err(refuse_operation(DeniedOperation::Connect, &object, refusal));
             }
-            ConnectTarget::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
+            ConnectTarget::Internet { dialled, process, .. } => {
+                return self.connect_out(id, connection, (*dialled, process));
+            }
             ConnectTarget::Agent(_) | ConnectTarget::Abstract { .. } | ConnectTarget::Other { .. } => {}
         }
         self.connect_natively(id, connection)
@@ -270,7 +272,7 @@ impl BrokerService {
         let domain = socket_domain(socket)?;
         if at.port() != 0 {
             let bind = || actor::bind_socket(socket.as_fd(), &address_for(domain, at));
-            return Ok(self.servers.once_given_back(at.port(), bind)?);
+            return Ok(self.servers.retry_after_release(at.port(), bind)?);
         }
         for _ in 0..MAX_PORTS_TRIED {
             let port = free_port(at.ip(), is_served)?;
@@ -316,7 +318,7 @@ impl BrokerService {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
             }
-            PermissionVerdict::Private if self.powers.floor_allows(&path) => {
+            PermissionVerdict::Private if self.powers.kernel_allows(&path) => {
                 return Ok(CallProgress::Done(CallReply::Continue));
             }
             PermissionVerdict::Private | PermissionVerdict::Allow => {}

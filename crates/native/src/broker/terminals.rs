@@ -12,7 +12,7 @@ use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::{Errno, resolve};
 
-use super::deed::CallProgress;
+use super::brokered_call::CallProgress;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, refuse_operation};
 
@@ -39,8 +39,10 @@ impl RunTerminals {
         Ok(())
     }
 
-    fn has_terminal(&self, wanted: &Stat) -> bool {
-        let is = |stat: Stat| stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
+    fn has_terminal(&self, terminal_stat: &Stat) -> bool {
+        let is = |stat: Stat| {
+            stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (terminal_stat.st_dev, terminal_stat.st_ino)
+        };
         self.0.borrow().iter().any(|held| fstat(held).is_ok_and(is))
     }
 }
@@ -62,31 +64,36 @@ impl BrokerService {
         &self,
         held: &OwnedFd,
         path: &[u8],
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
-        if path == PTMX_PATH { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
+        if path == PTMX_PATH { self.make_terminal(open_request) } else { self.open_terminal(held, path, open_request) }
     }
 
     /// Creates a terminal for the caller and gives it the first end.
-    fn make_terminal(&self, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    fn make_terminal(&self, open_request: OpenRequest) -> Result<CallProgress, CallFailure> {
         let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let name = ptsname(&first, Vec::new())?;
         self.terminals.add_terminal(open(&*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)?;
-        if wish.waits_not() {
+        if open_request.waits_not() {
             rustix::io::ioctl_fionbio(&first, true)?;
         }
-        Ok(CallProgress::Done(finish_open(first, wish)?))
+        Ok(CallProgress::Done(finish_open(first, open_request)?))
     }
 
     /// Opens the second end of a terminal, if that is the run's own. The terminal does not become a
     /// controlling terminal (`O_NOCTTY`).
-    fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    fn open_terminal(
+        &self,
+        held: &OwnedFd,
+        path: &[u8],
+        open_request: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
         let stat = fstat(held)?;
         if !self.is_stream(&stat) && !self.terminals.has_terminal(&stat) {
             let rule = "a terminal that the command has not made";
             return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal::without_grant(rule)));
         }
-        let opened = resolve::reopen(held.as_fd(), wish.of_broker() - OFlags::CREATE)?;
-        Ok(CallProgress::Done(finish_open(opened, wish)?))
+        let opened = resolve::reopen(held.as_fd(), open_request.of_broker() - OFlags::CREATE)?;
+        Ok(CallProgress::Done(finish_open(opened, open_request)?))
     }
 }

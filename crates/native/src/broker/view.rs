@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat, fstat};
 use stockade_sys::{Errno, resolve};
 
-use super::deed::BrokeredCall;
+use super::brokered_call::BrokeredCall;
 use super::service::BrokerService;
 use super::walk::{ResolvedDirectory, ResolvedName, ResolvedObject};
 
@@ -40,22 +40,22 @@ pub(super) struct PinnedObjects(Vec<Option<(OwnedFd, Stat)>>);
 pub(super) struct ObjectChangedError;
 
 impl PinnedObjects {
-    /// Holds the objects that have the names of `deed` now.
-    pub fn pin_objects(deed: &BrokeredCall) -> Result<Self, Errno> {
+    /// Holds the objects that have the names of `broker_call` now.
+    pub fn pin_objects(broker_call: &BrokeredCall) -> Result<Self, Errno> {
         let pin = |place: &ResolvedName| match place.open_nofollow() {
             Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno),
         };
-        deed.resolved_names().map(pin).collect::<Result<_, _>>().map(Self)
+        broker_call.resolved_names().map(pin).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns whether the directories, names and objects of `deed` are those that were shown. A
+    /// Returns whether the directories, names and objects of `broker_call` are those that were shown. A
     /// name may be gone, and a free name may have a new object, because the answer was about the
     /// name. A new link counts as changed, because it would be followed.
-    pub fn still_hold(&self, deed: &BrokeredCall) -> Result<(), ObjectChangedError> {
+    pub fn still_hold(&self, broker_call: &BrokeredCall) -> Result<(), ObjectChangedError> {
         let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
-        for (place, pin) in deed.resolved_names().zip(&self.0) {
+        for (place, pin) in broker_call.resolved_names().zip(&self.0) {
             if !is_at(&place.directory.fd, &place.directory.path) {
                 return Err(ObjectChangedError);
             }
@@ -67,7 +67,7 @@ impl PinnedObjects {
                 _ => return Err(ObjectChangedError),
             }
         }
-        match deed.held_object() {
+        match broker_call.held_object() {
             Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(ObjectChangedError),
             _ => Ok(()),
         }

@@ -29,7 +29,7 @@ pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 pub(super) struct PathResolver<'a> {
     pub caller: &'a CallingThread,
     pub root: BorrowedFd<'a>,
-    kin: ProcfsScope,
+    procfs_scope: ProcfsScope,
     links: Cell<u32>,
     steps: Cell<u32>,
 }
@@ -145,8 +145,8 @@ impl ResolvedName {
 }
 
 impl<'a> PathResolver<'a> {
-    pub fn new(caller: &'a CallingThread, root: BorrowedFd<'a>, kin: ProcfsScope) -> Self {
-        Self { caller, root, kin, links: Cell::new(0), steps: Cell::new(0) }
+    pub fn new(caller: &'a CallingThread, root: BorrowedFd<'a>, procfs_scope: ProcfsScope) -> Self {
+        Self { caller, root, procfs_scope, links: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// Returns the place that `path` names. A relative path starts at descriptor `start`
@@ -302,12 +302,14 @@ impl<'a> PathResolver<'a> {
         let at_top = fstat(directory)?.st_ino == PROC_ROOT_INODE;
         match name.to_bytes() {
             b"self" if at_top => {
-                let who = self.caller.read_status()?;
-                Ok(SymlinkTarget::Text(who.own_process.to_string().into_bytes()))
+                let caller_status = self.caller.read_status()?;
+                Ok(SymlinkTarget::Text(caller_status.own_process.to_string().into_bytes()))
             }
             b"thread-self" if at_top => {
-                let who = self.caller.read_status()?;
-                Ok(SymlinkTarget::Text(format!("{}/task/{}", who.own_process, who.own_thread).into_bytes()))
+                let caller_status = self.caller.read_status()?;
+                Ok(SymlinkTarget::Text(
+                    format!("{}/task/{}", caller_status.own_process, caller_status.own_thread).into_bytes(),
+                ))
             }
             _ if at_top => resolve::link_text(link.as_fd()).map(SymlinkTarget::Text),
             _ => {
@@ -328,9 +330,9 @@ impl<'a> PathResolver<'a> {
         if process == self.caller.read_status()?.own_process {
             return Ok(());
         }
-        let is_of_run = match self.kin {
+        let is_of_run = match self.procfs_scope {
             ProcfsScope::All => process != 1,
-            ProcfsScope::Below(keeper) => is_descendant(process, keeper, &status_on_host),
+            ProcfsScope::Below(ancestor_pid) => is_descendant(process, ancestor_pid, &status_on_host),
             ProcfsScope::Of(first) => {
                 let status = |at| status_of(self.root, &format!("proc/{at}/status"));
                 process == first || is_descendant(process, first, &status)

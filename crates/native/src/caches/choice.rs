@@ -158,9 +158,9 @@ impl<'p> HiddenPaths<'p> {
     /// devices and inodes: one directory may have replaced another.
     fn objects_below(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
         let within = self.there.iter().filter(|hidden| hidden.starts_with(tree));
-        let on_the_way = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
+        let parents = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
         let object = |path: &Path| lstat(path).map(|stat| (path.to_owned(), (stat.st_dev, stat.st_ino))).ok();
-        on_the_way.filter_map(object).collect()
+        parents.filter_map(object).collect()
     }
 }
 
@@ -292,14 +292,15 @@ mod tests {
 
         #[track_caller]
         fn check(&self, expected: &str) {
-            let found = choose_modes(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, way)| {
-                let way = match way {
-                    CacheMode::Merged(place) => format!("merged, {} shown", place.shown.len()),
-                    CacheMode::Private => "private".to_owned(),
-                    CacheMode::ReadOnly(files) => format!("{} read-only", files.len()),
-                };
-                format!("{}: {way}", cache.tool)
-            });
+            let found =
+                choose_modes(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, cache_mode)| {
+                    let cache_mode = match cache_mode {
+                        CacheMode::Merged(place) => format!("merged, {} shown", place.shown.len()),
+                        CacheMode::Private => "private".to_owned(),
+                        CacheMode::ReadOnly(files) => format!("{} read-only", files.len()),
+                    };
+                    format!("{}: {cache_mode}", cache.tool)
+                });
             assert_eq!(found.collect::<Vec<_>>().join("; "), expected);
         }
     }

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FlockOperation, flock, unlinkat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use stockade_sys::socket::demand_own;
-use stockade_sys::{Errno, passing};
+use stockade_sys::{Errno, fd_passing};
 
 use super::open_file;
 use super::server::{LAST_ANSWER, LayerRequest, RELEASE_MESSAGE};
@@ -66,7 +66,7 @@ impl LayerServerProgram {
             Ok(line) => line,
             Err(_) => self.start_alone(home, path)?,
         };
-        passing::send_message(line.as_fd(), &serde_json::to_vec(requests)?, &[])?;
+        fd_passing::send_message(line.as_fd(), &serde_json::to_vec(requests)?, &[])?;
         Ok(BorrowedLayers { line, count: requests.len(), lock: None })
     }
 
@@ -138,7 +138,7 @@ fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 impl BorrowedLayers {
     /// Reports the end of the run. Its mounts go when `init` has exited.
     pub(super) fn report_end(&self, init: BorrowedFd<'_>) {
-        let _ = passing::send_message(self.line.as_fd(), &[RELEASE_MESSAGE], &[init]);
+        let _ = fd_passing::send_message(self.line.as_fd(), &[RELEASE_MESSAGE], &[init]);
     }
 
     /// Receives the layers, in the order of the request.
@@ -150,10 +150,10 @@ impl BorrowedLayers {
         let mut trees = Vec::new();
         loop {
             // Limits the sum of all answers.
-            let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-            set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(RETRY_DELAY)))?;
+            let remaining = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+            set_socket_timeout(&self.line, Timeout::Recv, Some(remaining.max(RETRY_DELAY)))?;
             let mut kind = [0];
-            let received = passing::receive_message(self.line.as_fd(), &mut kind, true)?;
+            let received = fd_passing::receive_message(self.line.as_fd(), &mut kind, true)?;
             let mut descriptors = received.descriptors.into_iter().flatten();
             let (1, Some(lock)) = (received.length, descriptors.next()) else {
                 return Err(io::ErrorKind::UnexpectedEof.into());

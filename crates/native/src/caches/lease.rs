@@ -232,18 +232,18 @@ impl CacheLease {
         let [over, refused]: [Vec<&str>; 2] = [of(false), of(true)];
         let state = if refused.is_empty() { LayerState::Enforced } else { LayerState::Partial };
         let texts = |tools: &[String]| tools.join(", ");
-        let said = [
+        let parts = [
             ("over the host's content", over.join(", ")),
             ("in private directories", texts(private)),
             ("with locks that cannot be written", texts(read_only)),
             ("read-only, because there could be no overlay", refused.join(", ")),
         ];
-        let said: Vec<String> = said
+        let parts: Vec<String> = parts
             .into_iter()
             .filter(|(_, tools)| !tools.is_empty())
             .map(|(how, tools)| format!("{how}: {tools}"))
             .collect();
-        let detail = if said.is_empty() { "none".to_owned() } else { said.join("; ") };
+        let detail = if parts.is_empty() { "none".to_owned() } else { parts.join("; ") };
         LayerReport { state, detail }
     }
 }

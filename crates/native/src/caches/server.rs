@@ -21,11 +21,11 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::setsid;
 use serde::{Deserialize, Serialize};
-use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_shelf};
+use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_overlay_root};
 use stockade_model::RawText;
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::demand_own;
-use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
+use stockade_sys::{Errno, caps, descriptors, fd_passing, fork_signals, mount};
 
 use super::seal::open_home_path;
 use super::set::{OverlaySet, repair_directories};
@@ -111,14 +111,14 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
     enter_own_mounts()?;
     let home = open_home_path(CWD, &path).map_err(io)?;
     let set = OverlaySet::take_unused(home.as_fd()).map_err(io)?.ok_or_else(|| io(Errno::OPNOTSUPP))?;
-    let shelf = mount_shelf().map_err(io)?;
+    let mount_root = mount_overlay_root().map_err(io)?;
     caps::make_opaque().map_err(io)?;
     let seccomp_status = seccomp_status_of("self")?;
     let mut holder = LayerServer {
         listener,
         home,
         set,
-        shelf,
+        mount_root,
         seccomp_status,
         held: HashMap::new(),
         mounted: 0,
@@ -163,9 +163,9 @@ impl LayerClient {
         if self.has_ended {
             return ClientState::Gone;
         }
-        let mut said = [0];
-        match passing::receive_message(self.end.as_fd(), &mut said, false) {
-            Ok(received) if received.length == 1 && said == [RELEASE_MESSAGE] => {
+        let mut message = [0];
+        match fd_passing::receive_message(self.end.as_fd(), &mut message, false) {
+            Ok(received) if received.length == 1 && message == [RELEASE_MESSAGE] => {
                 received.descriptors.into_iter().flatten().next().map_or(ClientState::Unknown, ClientState::Exiting)
             }
             _ => ClientState::Unknown,
@@ -177,7 +177,7 @@ struct LayerServer {
     listener: OwnedFd,
     home: OwnedFd,
     set: OverlaySet,
-    shelf: OwnedFd,
+    mount_root: OwnedFd,
     seccomp_status: Vec<String>,
     /// Mounted layers by tool.
     held: HashMap<String, MountedLayer>,
@@ -216,9 +216,9 @@ impl MountedLayer {
     }
 
     /// Copies of the mount stay.
-    fn unmount(self, shelf: BorrowedFd<'_>) {
-        let _ = mount::detach_at(shelf, &self.name);
-        let _ = unlinkat(shelf, &self.name, AtFlags::REMOVEDIR);
+    fn unmount(self, mount_root: BorrowedFd<'_>) {
+        let _ = mount::detach_at(mount_root, &self.name);
+        let _ = unlinkat(mount_root, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
@@ -302,7 +302,7 @@ impl LayerServer {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut text = vec![0; MAX_REQUEST_BYTES];
-        let length = passing::receive_message(run, &mut text, false)?.length;
+        let length = fd_passing::receive_message(run, &mut text, false)?.length;
         let requests: Vec<LayerRequest> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
         // All or none: without layers a run mounts a set of its own.
         let deadline = Instant::now() + BUSY_TIMEOUT;
@@ -311,12 +311,12 @@ impl LayerServer {
         let copies = requests.map(|request| self.copy_layer(request, deadline)).collect::<Result<Vec<_>, _>>()?;
         // The client gets a copy of the lock, which stays held as long as a layer is in use.
         let lock = self.set.lock.as_fd();
-        let mut rest = copies.chunks(passing::MAX_DESCRIPTORS - 1).peekable();
+        let mut rest = copies.chunks(fd_passing::MAX_DESCRIPTORS - 1).peekable();
         loop {
             let some = rest.next().unwrap_or_default();
             let kind = if rest.peek().is_some() { MORE_ANSWERS } else { LAST_ANSWER };
             let trees = some.iter().map(AsFd::as_fd);
-            let sent = passing::send_message(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
+            let sent = fd_passing::send_message(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
             if let Err(errno) = sent {
                 // An earlier message may have arrived.
                 self.has_unknown_clients = true;
@@ -348,7 +348,7 @@ impl LayerServer {
     /// kernel refuses that (EBUSY) while anything of the earlier mount is in use.
     fn remount_layer(&mut self, request: LayerRequest, deadline: Instant) -> Result<(), Errno> {
         if let Some(before) = self.held.remove(&request.tool) {
-            before.unmount(self.shelf.as_fd());
+            before.unmount(self.mount_root.as_fd());
         }
         let layer = self.mount_layer(request, deadline)?;
         self.held.insert(layer.request.tool.clone(), layer);
@@ -376,7 +376,7 @@ impl LayerServer {
         self.mounted += 1;
         let name = CString::new(self.mounted.to_string()).map_err(|_| Errno::INVAL)?;
         let tree = loop {
-            match mount_overlay(self.shelf.as_fd(), &name, lower.as_fd(), places) {
+            match mount_overlay(self.mount_root.as_fd(), &name, lower.as_fd(), places) {
                 Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_POLL_INTERVAL),
                 other => break other?,
             }
@@ -388,6 +388,6 @@ impl LayerServer {
 impl Drop for LayerServer {
     /// Unmounts before the set removes the marks of the mounts.
     fn drop(&mut self) {
-        self.held.drain().for_each(|(_, held)| held.unmount(self.shelf.as_fd()));
+        self.held.drain().for_each(|(_, held)| held.unmount(self.mount_root.as_fd()));
     }
 }

@@ -183,9 +183,9 @@ fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool
     for name in stockade_files::object::list_entry_names(set)? {
         if name != LOCK_NAME.as_bytes() && name != BOOT_ID_FILE.as_bytes() {
             has_leaving = true;
-            let aside = [REMOVAL_PREFIX.as_bytes(), &name, &now].concat();
-            let aside: Vec<u8> = aside.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
-            renameat(set, name.as_slice(), home, aside.as_slice())?;
+            let removal_name = [REMOVAL_PREFIX.as_bytes(), &name, &now].concat();
+            let removal_name: Vec<u8> = removal_name.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
+            renameat(set, name.as_slice(), home, removal_name.as_slice())?;
         }
     }
     rustix::fs::ftruncate(&file, 0)?;

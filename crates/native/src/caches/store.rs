@@ -144,9 +144,9 @@ impl CacheStore {
         };
         let Some(_held) = lock_exclusive(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
         // A run that starts now creates a new directory.
-        let aside = format!("{REMOVAL_PREFIX}{key}");
+        let removal_name = format!("{REMOVAL_PREFIX}{key}");
         self.sweep().map_err(failed)?;
-        renameat(&self.place, key, &self.place, aside.as_str()).map_err(failed)?;
+        renameat(&self.place, key, &self.place, removal_name.as_str()).map_err(failed)?;
         self.sweep().map_err(failed)?;
         Ok(ClearResult::Removed)
     }
@@ -172,12 +172,12 @@ impl CacheStore {
     pub fn keep_within(&self, limit_bytes: u64) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
         self.sweep().map_err(|errno| store_error("clear", "", errno))?;
         let all = self.list_workspaces()?;
-        let mut left: u64 = all.iter().map(WorkspaceCaches::allocated_bytes).sum();
+        let mut remaining_bytes: u64 = all.iter().map(WorkspaceCaches::allocated_bytes).sum();
         let mut removed = Vec::new();
-        let (gone, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(|caches| caches.is_gone);
-        for caches in gone.into_iter().chain(others) {
-            if (caches.is_gone || left > limit_bytes) && self.clear(&caches.key)? == ClearResult::Removed {
-                left = left.saturating_sub(caches.allocated_bytes());
+        let (orphans, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(|caches| caches.is_gone);
+        for caches in orphans.into_iter().chain(others) {
+            if (caches.is_gone || remaining_bytes > limit_bytes) && self.clear(&caches.key)? == ClearResult::Removed {
+                remaining_bytes = remaining_bytes.saturating_sub(caches.allocated_bytes());
                 removed.push(caches);
             }
         }

@@ -29,7 +29,7 @@ pub(crate) fn serve_remote_attempt(
     let done = match prepare(events) {
         Ok(attempt) => {
             line.send_message(&AttemptMessage::Prepared(Ok(attempt.enforcement_report().clone())))?;
-            serve_attempt(attempt, || line.receive_message(), |told| line.send_message(told))
+            serve_attempt(attempt, || line.receive_message(), |message| line.send_message(message))
         }
         Err(error) => line.send_message(&AttemptMessage::Prepared(Err(error))),
     };

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stockade_backend_api::remote::{self, AttemptMessage, EngineMessage};
-use stockade_sys::{framed, passing};
+use stockade_sys::{fd_passing, framed};
 
 /// First byte of an order, sent with its descriptors.
 pub(crate) const ORDER_BYTE: u8 = b'o';
@@ -43,7 +43,7 @@ pub(crate) fn receive_order<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, [Option<OwnedFd>; 4])>> {
     let mut word = [0];
-    let received = passing::receive_message(socket, &mut word, true)?;
+    let received = fd_passing::receive_message(socket, &mut word, true)?;
     match received.descriptors {
         _ if received.length == 0 => Ok(None),
         [Some(file), one, two, three, four, ..] if word == [ORDER_BYTE] => {
@@ -78,8 +78,8 @@ impl SocketChannel {
 }
 
 impl remote::AttemptChannel for SocketChannel {
-    fn send_message(&self, said: &EngineMessage) -> io::Result<()> {
-        self.send_message(said)
+    fn send_message(&self, engine_message: &EngineMessage) -> io::Result<()> {
+        self.send_message(engine_message)
     }
 
     fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {

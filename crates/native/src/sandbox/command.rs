@@ -9,16 +9,16 @@ use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, S
 use stockade_egress::PreparedInterception;
 use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel};
 
-use super::keep::HostedSandbox;
+use super::supervisor_state::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::assembly::LaunchingAttempt;
 use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
+use crate::egress::{self, PublishedPorts};
 use crate::errors::{map_broker_error, map_launch_error, map_limit_error};
-use crate::keeper::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
+use crate::run_monitor::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
 use crate::streams::OutputPipes;
 use crate::undoing;
-use crate::way_out::{self, PublishedPorts};
 use stockade_launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
@@ -54,7 +54,7 @@ impl SandboxCommandBackend {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
-        let environment = way_out::launch_options(plan, edge).environment;
+        let environment = egress::launch_options(plan, edge).environment;
         Ok(LaunchOptions { environment, terminal: io == StdioMode::Terminal, umask, ..LaunchOptions::default() })
     }
 
@@ -127,22 +127,24 @@ impl SandboxCommandBackend {
         let edge = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
-        let outfit = Self::launch_options(plan, &edge, io, caller.umask)?;
-        let mut launching = self.sandbox.begin_command(plan, &outfit, streams.command_stdio())?;
+        let options = Self::launch_options(plan, &edge, io, caller.umask)?;
+        let mut launching = self.sandbox.begin_command(plan, &options, streams.command_stdio())?;
         let (_, workspace) = self.sandbox.tree_paths(SandboxTree::Workspace);
         let guard =
             LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
         let weak = events.downgrade();
-        let told = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
-        let broker = Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&told))
-            .map_err(map_broker_error)?;
+        let event_sink = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
+        let broker =
+            Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&event_sink))
+                .map_err(map_broker_error)?;
         let broker =
             broker.with_bound_sockets(self.sandbox.bound.clone()).making_room(small_disk(&plan.profile.limits));
-        let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver.clone()), &broker, &told);
-        let on_breach = on_breach(&told);
+        let egress_options =
+            build_proxy_options(plan, (edge, published, self.sandbox.resolver.clone()), &broker, &event_sink);
+        let on_breach = on_breach(&event_sink);
         self.sandbox.register_command(&on_breach, launching.init_pid());
-        let keeper = RunMonitor::start_thread(streams.into_outputs(io), told)?;
+        let monitor = RunMonitor::start_thread(streams.into_outputs(io), event_sink)?;
 
         let group = guard.group();
         let leaves = Some(LeftoverHandling::new(self.sandbox.background, group.clone(), on_breach));
@@ -152,7 +154,7 @@ impl SandboxCommandBackend {
             broker,
             guard,
             group,
-            keeper,
+            monitor,
             events: weak,
             hold,
             raises_limits: false,
@@ -161,8 +163,8 @@ impl SandboxCommandBackend {
         };
         let network = &self.sandbox.network;
         let egress = |_: &mut LaunchedSandbox| {
-            let way = Arc::new(network.open_egress(terms).map_err(no_socket)?);
-            Ok((way, Some(network.lost_datagrams().map_err(no_socket)?)))
+            let run_egress = Arc::new(network.open_egress(egress_options).map_err(no_socket)?);
+            Ok((run_egress, Some(network.lost_datagrams().map_err(no_socket)?)))
         };
         let add_to_report = |enforced: &mut EnforcementReport, _: &_, _: &_| {
             for (name, layer) in &self.sandbox.enforced.layers {
@@ -178,7 +180,7 @@ fn no_socket(error: std::io::Error) -> StartError {
     StartError { what: format!("cannot make a descriptor: {error}"), hint: None }
 }
 
-fn on_breach(told: &RunEventSink) -> BreachCallback {
-    let told = told.clone();
-    Arc::new(move |breach: &Denial| told.report_event(AttemptEvent::Breached(breach.clone())))
+fn on_breach(event_sink: &RunEventSink) -> BreachCallback {
+    let event_sink = event_sink.clone();
+    Arc::new(move |breach: &Denial| event_sink.report_event(AttemptEvent::Breached(breach.clone())))
 }

@@ -2,12 +2,12 @@
 //! network, and two directories of the host.
 //!
 //! One process keeps each sandbox: it holds the connection to the init, so that the sandbox ends
-//! with it. The keeping process is the creator, or a process for this purpose ([`apart`]). This
+//! with it. The keeping process is the creator, or a process for this purpose ([`out_of_process`]). This
 //! module must not know rules, questions, the log or the store.
 
-mod apart;
 mod command;
-mod keep;
+mod out_of_process;
+mod supervisor_state;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -24,10 +24,10 @@ use stockade_limits::can_have_group;
 use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
-use self::apart::SupervisorProgram;
-pub use self::apart::{SupervisorHooks, keep_sandbox};
 use self::command::SandboxCommandBackend;
-use self::keep::HostedSandbox;
+use self::out_of_process::SupervisorProgram;
+pub use self::out_of_process::{SupervisorHooks, run_sandbox_supervisor};
+use self::supervisor_state::HostedSandbox;
 
 /// Name of the backend.
 const BACKEND_NAME: &str = "native";
@@ -36,7 +36,7 @@ const BACKEND_NAME: &str = "native";
 #[derive(Default)]
 pub struct NativeSandboxes {
     resolver: Option<Arc<dyn NameResolver>>,
-    apart: Option<SupervisorProgram>,
+    supervisor_program: Option<SupervisorProgram>,
 }
 
 impl std::fmt::Debug for NativeSandboxes {
@@ -53,13 +53,13 @@ impl NativeSandboxes {
     }
 
     /// Keeps each sandbox in a process of its own, so that it survives its creator. The process
-    /// runs `program` with `arguments`, and must call [`keep_sandbox`]. Program and arguments are
+    /// runs `program` with `arguments`, and must call [`run_sandbox_supervisor`]. Program and arguments are
     /// visible inside, because the first process of a sandbox is a copy of the keeper. `root` has a
     /// private directory for each sandbox, named by its id, in which the keeper is found. Host
     /// names are resolved by the host's resolver.
     #[must_use]
-    pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
-        Self { apart: Some(SupervisorProgram { program, arguments, root }), ..self }
+    pub fn with_supervisor(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
+        Self { supervisor_program: Some(SupervisorProgram { program, arguments, root }), ..self }
     }
 }
 
@@ -71,7 +71,7 @@ impl SandboxProvider for NativeSandboxes {
     fn capabilities(&self) -> ProviderCapabilities {
         let groups = can_have_group();
         ProviderCapabilities {
-            adopts: self.apart.is_some(),
+            adopts: self.supervisor_program.is_some(),
             pauses: groups,
             snapshots: false,
             keeps_background: true,
@@ -87,17 +87,17 @@ impl SandboxProvider for NativeSandboxes {
 
     fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         demand_possible(plan)?;
-        if let Some(apart) = &self.apart {
-            return Ok(Box::new(apart.create_sandbox(plan, events)?));
+        if let Some(supervisor_program) = &self.supervisor_program {
+            return Ok(Box::new(supervisor_program.create_sandbox(plan, events)?));
         }
-        let kept = HostedSandbox::build_and_monitor(plan, events, self.resolver.clone())?;
-        Ok(Box::new(NativeSandbox { id: plan.id.clone(), kept: Arc::new(kept) }))
+        let hosted_sandbox = HostedSandbox::build_and_monitor(plan, events, self.resolver.clone())?;
+        Ok(Box::new(NativeSandbox { id: plan.id.clone(), hosted_sandbox: Arc::new(hosted_sandbox) }))
     }
 
     /// Without keeper processes there is never one to adopt: its processes ended with its creator.
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
-        match &self.apart {
-            Some(apart) => Ok(Box::new(apart.connect_sandbox(plan, events)?)),
+        match &self.supervisor_program {
+            Some(supervisor_program) => Ok(Box::new(supervisor_program.connect_sandbox(plan, events)?)),
             None => Err(SandboxError::Gone(plan.id.clone())),
         }
     }
@@ -105,7 +105,7 @@ impl SandboxProvider for NativeSandboxes {
     /// Without keeper processes the kernel has cleaned up; an empty control group is removed when
     /// the next is made.
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.apart.as_ref().map_or(Ok(()), |apart| apart.clear(id))
+        self.supervisor_program.as_ref().map_or(Ok(()), |supervisor_program| supervisor_program.clear(id))
     }
 }
 
@@ -146,7 +146,7 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
 #[derive(Debug)]
 struct NativeSandbox {
     id: SandboxId,
-    kept: Arc<HostedSandbox>,
+    hosted_sandbox: Arc<HostedSandbox>,
 }
 
 impl Sandbox for NativeSandbox {
@@ -155,19 +155,19 @@ impl Sandbox for NativeSandbox {
     }
 
     fn enforcement_report(&self) -> &EnforcementReport {
-        &self.kept.enforced
+        &self.hosted_sandbox.enforced
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(SandboxCommandBackend::new(Arc::clone(&self.kept)))
+        Arc::new(SandboxCommandBackend::new(Arc::clone(&self.hosted_sandbox)))
     }
 
     fn pause(&self) -> Result<(), SandboxError> {
-        self.kept.pause()
+        self.hosted_sandbox.pause()
     }
 
     fn resume(&self) -> Result<(), SandboxError> {
-        self.kept.resume()
+        self.hosted_sandbox.resume()
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
@@ -175,22 +175,22 @@ impl Sandbox for NativeSandbox {
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
-        self.kept.read_usage()
+        self.hosted_sandbox.read_usage()
     }
 
     fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
-        let (inside, path) = self.kept.tree_paths(which);
+        let (inside, path) = self.hosted_sandbox.tree_paths(which);
         open_tree(inside, path)
     }
 
     fn destroy(&self) -> Result<(), SandboxError> {
-        self.kept.end_sandbox()
+        self.hosted_sandbox.end_sandbox()
     }
 }
 
 impl Drop for NativeSandbox {
     fn drop(&mut self) {
-        if let Err(error) = self.kept.end_sandbox() {
+        if let Err(error) = self.hosted_sandbox.end_sandbox() {
             tracing::error!("the sandbox {} is not gone: {error}", self.id);
         }
     }

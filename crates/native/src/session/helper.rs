@@ -11,12 +11,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use stockade_sys::Errno;
 use stockade_sys::clone::exit_now;
 use stockade_sys::descriptors::{close_all_but, place_stdio};
-use stockade_sys::passing;
+use stockade_sys::fd_passing;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_process};
 use stockade_sys::signals::block_signals;
 
-use super::front;
+use super::worker;
 use stockade_sys::ready::readable_before;
 
 /// Message to the helper: the front was taken.
@@ -83,14 +83,14 @@ impl SessionHelper<'_> {
     /// Serves until the program is gone.
     fn serve_program(&mut self) {
         loop {
-            if self.wants_front() && Instant::now() >= self.next_at {
-                match self.fork_front() {
+            if self.wants_supervisor() && Instant::now() >= self.next_at {
+                match self.fork_supervisor() {
                     Ok(()) => self.is_offered = true,
                     Err(_) => self.next_at = Instant::now() + DELAY_AFTER_FAILED_FORK,
                 }
             }
             self.wait_for_event();
-            match passing::receive_message(self.control.as_fd(), &mut [0; 1], false) {
+            match fd_passing::receive_message(self.control.as_fd(), &mut [0; 1], false) {
                 Ok(received) if received.length == 0 => return,
                 Ok(_) => {
                     self.running.extend(self.waiting.take());
@@ -107,31 +107,31 @@ impl SessionHelper<'_> {
         }
     }
 
-    fn wants_front(&self) -> bool {
+    fn wants_supervisor(&self) -> bool {
         !self.is_offered && self.running.len() < MAX_RUNNING
     }
 
-    fn fork_front(&mut self) -> io::Result<()> {
-        let (orders, ours) = passing::socket_pair()?;
+    fn fork_supervisor(&mut self) -> io::Result<()> {
+        let (orders, ours) = fd_passing::socket_pair()?;
         let helper = getpid();
-        let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_front(&orders, ours, helper)) };
+        let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_supervisor(&orders, ours, helper)) };
         // No other code reaps it, so the number is not reused.
         self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
-        Ok(passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
+        Ok(fd_passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
     }
 
     /// Runs in the child: closes all of the helper's descriptors.
-    fn become_front(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
+    fn become_supervisor(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
         drop(ours);
         (self.running, self.waiting) = (Vec::new(), None);
         match close_all_but(&[0, 1, 2, orders.as_raw_fd()]) {
-            Ok(()) => front::run_supervisor(orders, helper, self.stages.take()),
+            Ok(()) => worker::run_supervisor(orders, helper, self.stages.take()),
             Err(_) => 1,
         }
     }
 
     fn wait_for_event(&self) {
-        let due = match self.wants_front() {
+        let due = match self.wants_supervisor() {
             true => self.next_at.saturating_duration_since(Instant::now()),
             false => MAX_POLL_INTERVAL,
         };
@@ -146,15 +146,15 @@ impl SessionHelper<'_> {
     }
 
     fn reap_supervisors(&mut self) {
-        let is_alive = |front: &OwnedFd| matches!(wait_pidfd(front.as_fd()), Ok(None));
+        let is_alive = |supervisor: &OwnedFd| matches!(wait_pidfd(supervisor.as_fd()), Ok(None));
         self.running.retain(is_alive);
-        self.waiting.take_if(|front| !is_alive(front));
+        self.waiting.take_if(|supervisor| !is_alive(supervisor));
     }
 
     /// Kills the remaining fronts, and so their sandboxes. The waiting front exits by itself.
     fn kill_supervisors(&mut self) {
-        for front in &self.running {
-            let _ = pidfd_send_signal(front, Signal::KILL);
+        for supervisor in &self.running {
+            let _ = pidfd_send_signal(supervisor, Signal::KILL);
         }
         let give_up = Instant::now() + EXIT_TIMEOUT;
         while self.supervisor_fds().next().is_some() && Instant::now() < give_up {

@@ -10,8 +10,8 @@
 //! Rules, questions and the audit log stay in the program. For its engine the session is a backend
 //! like any other, with its attempts in other processes ([`crate::remote`]).
 
-mod front;
 mod helper;
+mod worker;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{Attempt, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Grant, IsolationLevel};
 use stockade_sys::clone::exit_now;
-use stockade_sys::passing;
+use stockade_sys::fd_passing;
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_into_session};
@@ -109,7 +109,7 @@ impl NativeSession {
     }
 
     fn start_with(stages: Option<PathBuf>) -> Result<Self, SessionError> {
-        let (control, inside) = passing::socket_pair().map_err(io::Error::from)?;
+        let (control, inside) = fd_passing::socket_pair().map_err(io::Error::from)?;
         match fork_into_session().map_err(SessionError::Fork)? {
             // Nothing of the program's may run or be dropped here.
             ForkResult::Child => exit_now(helper::run_helper(&inside, stages)),
@@ -129,21 +129,22 @@ impl NativeSession {
         if !readable_before(&[control.as_fd()], deadline).map_err(|e| unready_error(&e))? {
             return Err(unready_error(&"too many of its commands run"));
         }
-        let received = passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
-        let [Some(front), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
+        let received =
+            fd_passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
+        let [Some(supervisor), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
         // If the helper is gone, the next call reports that.
-        let _ = passing::send_message(control.as_fd(), &[helper::MESSAGE_TAKEN], &[]);
-        Ok(front)
+        let _ = fd_passing::send_message(control.as_fd(), &[helper::MESSAGE_TAKEN], &[]);
+        Ok(supervisor)
     }
 
     /// Sends an order to a front. Returns the connection to it.
     fn send_order(&self, order: &AttemptOrder) -> Result<SocketChannel, StartError> {
         let order = to_file(order).map_err(|e| unready_error(&e))?;
         for _ in 0..MAX_LOST_SUPERVISORS {
-            let front = self.take_supervisor()?;
+            let supervisor = self.take_supervisor()?;
             let (ours, theirs) = UnixStream::pair().map_err(|e| unready_error(&e))?;
             let along = [order.as_fd(), stdin(), stdout(), stderr(), theirs.as_fd()];
-            if passing::send_message(front.as_fd(), &[ORDER_BYTE], &along).is_ok() {
+            if fd_passing::send_message(supervisor.as_fd(), &[ORDER_BYTE], &along).is_ok() {
                 return SocketChannel::from_stream(ours).map_err(|e| unready_error(&e));
             }
         }

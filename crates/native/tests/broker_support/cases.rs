@@ -197,8 +197,8 @@ const CASES: &[Case] = &[
     }),
     case("open-at-file", Same, |_| done(openat(open("f", OFlags::RDONLY, 0)?, "n", NEW, Mode::empty()))),
     case("open-at-bad", Same, |_| {
-        let gone = directory("d").as_raw_fd();
-        finished(fs::write(format!("/proc/self/fd/{gone}/n"), "x"))
+        let old_directory = directory("d").as_raw_fd();
+        finished(fs::write(format!("/proc/self/fd/{old_directory}/n"), "x"))
     }),
     case("open-own-descriptor", Same, |_| {
         let fd = open("f", OFlags::RDONLY, 0)?;
@@ -224,9 +224,9 @@ const CASES: &[Case] = &[
     }),
     case("open-removed-cwd", Same, |_| {
         fs::create_dir("gone").unwrap();
-        let gone = directory("gone");
+        let old_directory = directory("gone");
         fs::remove_dir("gone").unwrap();
-        done(openat(&gone, "n", NEW, Mode::empty()))
+        done(openat(&old_directory, "n", NEW, Mode::empty()))
     }),
     case("open-removed-file", Same, |_| {
         let fd = File::options().read(true).write(true).create_new(true).open("n").map_err(std)?;

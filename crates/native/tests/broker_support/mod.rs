@@ -363,11 +363,11 @@ pub fn probe() {
         }
         Ok("apart") => {
             for case in Case::all() {
-                play_apart(&scene, case.name);
+                play_in_process(&scene, case.name);
             }
         }
         Ok(part) if part.starts_with("apart:") => {
-            part["apart:".len()..].split(',').for_each(|name| play_apart(&scene, name));
+            part["apart:".len()..].split(',').for_each(|name| play_in_process(&scene, name));
         }
         Ok(part) if part.starts_with("case:") => play(&scene, Case::all().find(|c| c.name == &part[5..]).unwrap()),
         Ok("threads") => cases::threads(&scene),
@@ -385,7 +385,7 @@ fn play(scene: &Path, case: &Case) {
 }
 
 /// Makes the call of a case in a process of its own.
-fn play_apart(scene: &Path, name: &str) {
+fn play_in_process(scene: &Path, name: &str) {
     let status = Command::new(scene.join("probe"))
         .args(["--exact", "probe", "--nocapture"])
         .env(PART, format!("case:{name}"))

@@ -26,7 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Place {
     pub top: TempDir,
     pub sandbox: Box<dyn Sandbox>,
-    pub told: Receiver<SandboxEvent>,
+    pub event_channel: Receiver<SandboxEvent>,
 }
 
 impl Place {
@@ -42,9 +42,9 @@ impl Place {
         let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
         let mut plan = sandbox_plan(top.path());
         change(&mut plan);
-        let (events, told) = hearing();
+        let (events, event_channel) = hearing();
         let sandbox = NativeSandboxes::default().create_sandbox(&plan, events)?;
-        Ok(Self { top, sandbox, told })
+        Ok(Self { top, sandbox, event_channel })
     }
 
     pub fn begin(
@@ -94,8 +94,8 @@ pub fn sandbox_plan(top: &Path) -> SandboxPlan {
 
 /// Where a sandbox tells what happens, and where that is heard.
 pub fn hearing() -> (SandboxEventSender, Receiver<SandboxEvent>) {
-    let (sender, told) = channel();
-    (SandboxEventSender::new(move |event| drop(sender.send(event))), told)
+    let (sender, event_channel) = channel();
+    (SandboxEventSender::new(move |event| drop(sender.send(event))), event_channel)
 }
 
 #[derive(Debug)]

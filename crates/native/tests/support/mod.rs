@@ -108,8 +108,8 @@ pub fn try_run(plan: &AttemptPlan) -> Result<Ran, LaunchError> {
 }
 
 /// The same with what the run is given besides.
-pub fn try_run_with(plan: &AttemptPlan, outfit: &LaunchOptions) -> Result<Ran, LaunchError> {
-    let (ran, answers) = complete(|stdio| launch_sandbox(Blueprint::prepare_with(plan, outfit)?, stdio))?;
+pub fn try_run_with(plan: &AttemptPlan, options: &LaunchOptions) -> Result<Ran, LaunchError> {
+    let (ran, answers) = complete(|stdio| launch_sandbox(Blueprint::prepare_with(plan, options)?, stdio))?;
     answers.join().unwrap();
     Ok(ran)
 }
@@ -146,7 +146,7 @@ pub fn answer_all(launched: &mut LaunchedSandbox) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let _ = notifier.wake_synchronously();
         let mut space = notifier.allocate_buffer();
-        let (never, _keep) = pipe();
+        let (never, _writer) = pipe();
         loop {
             let waiting = notifier.wait_for_events(never.as_fd(), Some(PATIENCE)).unwrap();
             if waiting.request {

@@ -44,14 +44,14 @@ impl<'s> SettingsVersions<'s> {
 }
 
 /// Returns a description of a destination of the user's that would change.
-pub(super) fn led_elsewhere(texts: SettingsVersions<'_>) -> Option<String> {
+pub(super) fn find_moved_destination(texts: SettingsVersions<'_>) -> Option<String> {
     let shown = |name: &[u8]| String::from_utf8_lossy(name).escape_debug().to_string();
     if has_remotes(texts.first) && !keeps_destinations(texts, |text| branch_destinations(text, None)) {
         return Some("another remote for branches of which nothing is said".to_owned());
     }
-    let is_led = |branch: &&[u8]| !is_same_branch(texts, branch) || !goes_well(texts, branch);
+    let is_changed = |branch: &&[u8]| !is_same_branch(texts, branch) || !goes_well(texts, branch);
     let branches = subsection_names(texts.first, "branch").into_iter().chain(subsection_names(texts.new, "branch"));
-    if let Some(branch) = branches.into_iter().find(is_led) {
+    if let Some(branch) = branches.into_iter().find(is_changed) {
         return Some(format!("another remote or branch for branch {}", shown(branch)));
     }
     let moved = |remote: &&[u8]| {
@@ -96,16 +96,19 @@ fn is_same_branch(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
 /// Returns whether both destinations equal one of the old ones, or are none.
 fn keeps_destinations<'s>(
     texts: SettingsVersions<'s>,
-    way: impl Fn(&'s [GitSetting]) -> BranchDestinations<'s>,
+    destinations_of: impl Fn(&'s [GitSetting]) -> BranchDestinations<'s>,
 ) -> bool {
-    let old = texts.old_settings().map(&way);
+    let old = texts.old_settings().map(&destinations_of);
     let goes = |number: usize, new: &RemoteDestination<'_>| old.iter().any(|old| &old[number] == new);
-    way(texts.new).iter().enumerate().all(|(number, new)| *new == RemoteDestination::Nowhere || goes(number, new))
+    destinations_of(texts.new)
+        .iter()
+        .enumerate()
+        .all(|(number, new)| *new == RemoteDestination::Nowhere || goes(number, new))
 }
 
 /// Returns the settings that still contain the old name of a renamed remote, with its new name. Git
 /// changes these one by one afterwards; until then it would take the old name for a path.
-pub(super) fn left_behind<'s>(now: &'s [GitSetting], new: &'s [GitSetting]) -> Vec<(&'s GitSetting, &'s [u8])> {
+pub(super) fn list_stale_settings<'s>(now: &'s [GitSetting], new: &'s [GitSetting]) -> Vec<(&'s GitSetting, &'s [u8])> {
     let renamed = |setting: &'s GitSetting| {
         let old = setting.value.as_deref()?;
         let was = remote_addresses(now, old);
@@ -153,7 +156,7 @@ fn is_choice(setting: &GitSetting) -> bool {
 
 /// Returns the destinations of this branch, or of a branch without settings.
 fn branch_destinations<'s>(text: &'s [GitSetting], branch: Option<&[u8]>) -> BranchDestinations<'s> {
-    let said = |key: &str| {
+    let setting_value = |key: &str| {
         let branch = branch?;
         let last = text.iter().rev().find(|setting| is_of(setting, "branch", branch) && setting.key == key)?;
         Some(last.value.as_deref().unwrap_or_default())
@@ -162,12 +165,12 @@ fn branch_destinations<'s>(text: &'s [GitSetting], branch: Option<&[u8]>) -> Bra
         let is_all = |setting: &&GitSetting| is_choice(setting) && setting.section == "remote";
         Some(text.iter().rev().find(is_all)?.value.as_deref().unwrap_or_default())
     };
-    let (fetch, push) = (said("remote"), said("pushremote").or_else(all));
+    let (fetch, push) = (setting_value("remote"), setting_value("pushremote").or_else(all));
     [resolve_destination(text, fetch), resolve_destination(text, push.or(fetch))]
 }
 
-fn resolve_destination<'s>(text: &'s [GitSetting], said: Option<&'s [u8]>) -> RemoteDestination<'s> {
-    let Some(name) = said else {
+fn resolve_destination<'s>(text: &'s [GitSetting], setting_value: Option<&'s [u8]>) -> RemoteDestination<'s> {
+    let Some(name) = setting_value else {
         // `origin`, or the only remote, if it has settings.
         let known = subsection_names(text, "remote");
         let only = known.first().copied().filter(|_| known.len() == 1);
@@ -216,7 +219,7 @@ mod tests {
 
     fn stays_from(first: &str, now: &str, new: &str) -> bool {
         let read = |text: &str| parse_settings(text.as_bytes()).unwrap();
-        led_elsewhere(SettingsVersions { first: &read(first), now: &read(now), new: &read(new) }).is_none()
+        find_moved_destination(SettingsVersions { first: &read(first), now: &read(now), new: &read(new) }).is_none()
     }
 
     #[track_caller]
@@ -237,10 +240,10 @@ mod tests {
         check(GOOD, "[branch \"main\"]\nmerge = refs/heads/prod\n", false);
         check(GOOD, "[remote \"origin\"]\nurl = more\n", false);
         check(GOOD, "[remote \"origin\"]\npushurl = more\n", false);
-        let led = GOOD.replace("= origin", "= y").replace("\"origin\"", "\"y\"");
-        assert!(stays_from(GOOD, GOOD, &led), "the same place by another name");
-        assert!(!stays_from(GOOD, &led, &led.replace("good", "evil")));
-        assert!(!stays_from(GOOD, &led, &format!("{led}[remote \"y\"]\npushurl = evil\n")));
+        let other_name = GOOD.replace("= origin", "= y").replace("\"origin\"", "\"y\"");
+        assert!(stays_from(GOOD, GOOD, &other_name), "the same place by another name");
+        assert!(!stays_from(GOOD, &other_name, &other_name.replace("good", "evil")));
+        assert!(!stays_from(GOOD, &other_name, &format!("{other_name}[remote \"y\"]\npushurl = evil\n")));
     }
 
     #[test]

@@ -20,7 +20,7 @@ const SETTINGS_VARIABLES: [&str; 5] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GL
 /// Their values, for a process without the user's environment.
 static PRESET_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
 /// Longest settings file, in bytes. It exceeds the longest text that a run may write into one
-/// (`broker::judged`), because git adds lines of its own on the host.
+/// (`broker::guarded_content`), because git adds lines of its own on the host.
 pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 /// Same limit as git's `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;
@@ -37,13 +37,13 @@ pub fn settings_variables() -> SettingsVariables {
 }
 
 /// Replaces the values of this process from now on. Only the first call has an effect.
-pub fn use_settings_variables(given: SettingsVariables) {
-    let _ = PRESET_VARIABLES.set(given);
+pub fn use_settings_variables(variables: SettingsVariables) {
+    let _ = PRESET_VARIABLES.set(variables);
 }
 
 fn settings_variable(name: &str) -> Option<PathBuf> {
     let value = match PRESET_VARIABLES.get() {
-        Some(given) => given.get(name).cloned(),
+        Some(variables) => variables.get(name).cloned(),
         None => std::env::var_os(name),
     };
     value.filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -99,12 +99,13 @@ pub(super) fn named_by_repository(
     settings_cache: &SettingsCache,
 ) -> Result<ReferencedPaths, Vec<u8>> {
     let common_file = join_name(repository, b"commondir");
-    let said =
+    let common_directory =
         view.read_settings(&common_file, MAX_SETTINGS_BYTES)?.map(|text| join_relative(repository, first_line(&text)));
     // The directory that git keeps for a work tree belongs to the repository above, even if it does
     // not name that one. A run may remove `commondir`, and a later process may restore it.
-    let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
-    let common: Vec<Vec<u8>> = said.into_iter().chain(above).collect();
+    let above =
+        common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| common_directory.as_ref() != Some(above));
+    let common: Vec<Vec<u8>> = common_directory.into_iter().chain(above).collect();
     // Its own settings, hooks and pointers are refused by name. The targets of links with such
     // names are not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
@@ -131,9 +132,9 @@ pub(super) fn named_by_repository(
     Ok(places)
 }
 
-/// Returns the repository whose `worktrees` contain the directory `kept`.
-pub(super) fn common_of_work_tree(kept: &[u8]) -> Option<&[u8]> {
-    let above = parent_path(kept);
+/// Returns the repository whose `worktrees` contain the directory `data_directory`.
+pub(super) fn common_of_work_tree(data_directory: &[u8]) -> Option<&[u8]> {
+    let above = parent_path(data_directory);
     (above.ends_with(b"/.git/worktrees")).then(|| parent_path(above))
 }
 

@@ -120,7 +120,7 @@ impl GitPathKind {
     /// Returns how content that gets this name is judged, if it is.
     pub fn guarded_content(self) -> Option<GuardedContent> {
         match self {
-            Self::Judged(judged) => Some(judged),
+            Self::Judged(rule) => Some(rule),
             Self::Reference | Self::Needed { is_directory: false } => Some(GuardedContent::Reference),
             _ => None,
         }
@@ -219,12 +219,12 @@ fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
 /// Returns whether this is a data file, a temporary file for a name, or a file that editors make
 /// beside an edited file.
 fn is_data(name: &[u8]) -> bool {
-    let on_the_way = name.strip_suffix(b".lock");
-    if let Some(b"HEAD" | b"config" | b"config.worktree" | b"index" | b"gitdir") = on_the_way {
+    let lock_target = name.strip_suffix(b".lock");
+    if let Some(b"HEAD" | b"config" | b"config.worktree" | b"index" | b"gitdir") = lock_target {
         return true;
     }
-    let own = on_the_way.unwrap_or(name);
-    if on_the_way.is_some() && (REFERENCE_FILES.contains(own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
+    let own = lock_target.unwrap_or(name);
+    if lock_target.is_some() && (REFERENCE_FILES.contains(own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
         return true;
     }
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];

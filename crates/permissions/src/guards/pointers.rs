@@ -5,7 +5,7 @@ use rustix::fs::FileType;
 use stockade_sys::Errno;
 
 use super::git::MAX_SETTINGS_BYTES;
-use super::settings_judge::{local_addresses, work_tree_of_module};
+use super::settings_allow_list::{local_addresses, work_tree_of_module};
 use super::view::{ObjectPresence, RootView, join_name, join_relative, parent_path};
 
 /// Longest `.git` file; longer ones lead nowhere.
@@ -84,14 +84,14 @@ pub fn leads_out(view: RootView<'_>) -> Result<Option<Vec<u8>>, Errno> {
             }
             return Ok(());
         }
-        for kept in kept_of_work_trees(view, &git)?.iter().map(|kept| join_name(kept, b"gitdir")) {
+        for data_path in list_work_tree_data(view, &git)?.iter().map(|data_path| join_name(data_path, b"gitdir")) {
             // An absolute path means the same from everywhere.
             let out = |text: Vec<u8>| {
                 let text = text.strip_suffix(b"\n").unwrap_or(&text);
-                !text.starts_with(b"/") && place_of(parent_path(&kept), text).is_none()
+                !text.starts_with(b"/") && place_of(parent_path(&data_path), text).is_none()
             };
-            if file_text_matches(view, &kept, out) {
-                found = Some(kept);
+            if file_text_matches(view, &data_path, out) {
+                found = Some(data_path);
             }
         }
         Ok(())
@@ -122,9 +122,9 @@ pub fn leading_through(
             }
             return Ok(());
         }
-        for kept in kept_of_work_trees(view, &git)? {
-            let file = join_name(&kept, b"gitdir");
-            if file_text_matches(view, &file, |text| leads(&kept, &text)) {
+        for data_path in list_work_tree_data(view, &git)? {
+            let file = join_name(&data_path, b"gitdir");
+            if file_text_matches(view, &file, |text| leads(&data_path, &text)) {
                 found = Some(file);
             }
         }
@@ -213,11 +213,11 @@ fn file_text_matches(view: RootView<'_>, file: &[u8], what: impl Fn(Vec<u8>) -> 
 }
 
 /// Returns the directories that the repository `git` keeps for other work trees.
-fn kept_of_work_trees(view: RootView<'_>, git: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
+fn list_work_tree_data(view: RootView<'_>, git: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let trees = join_name(git, b"worktrees");
-    let mut kept = Vec::new();
-    match view.for_each_name(&trees, |name, _| kept.push(join_name(&trees, name))) {
-        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(kept),
+    let mut data_path = Vec::new();
+    match view.for_each_name(&trees, |name, _| data_path.push(join_name(&trees, name))) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(data_path),
         Err(errno) => Err(errno),
     }
 }

@@ -169,11 +169,11 @@ impl SettingsReader<'_> {
     fn read_value(&mut self) -> Option<Vec<u8>> {
         let (mut value, mut quoted) = (Vec::new(), false);
         // Length of the value without trailing blanks.
-        let mut kept = 0;
+        let mut content_length = 0;
         loop {
             match self.next_or_end() {
                 b'\n' => {
-                    value.truncate(kept);
+                    value.truncate(content_length);
                     return (!quoted).then_some(value);
                 }
                 byte if is_space(byte) && !quoted => {
@@ -184,7 +184,7 @@ impl SettingsReader<'_> {
                 }
                 b'#' | b';' if !quoted => {
                     self.skip_line();
-                    value.truncate(kept);
+                    value.truncate(content_length);
                     return Some(value);
                 }
                 b'\\' => match self.next_or_end() {
@@ -198,7 +198,7 @@ impl SettingsReader<'_> {
                 b'"' => quoted = !quoted,
                 byte => value.push(byte),
             }
-            kept = value.len();
+            content_length = value.len();
         }
     }
 }

@@ -2,10 +2,25 @@
 //! git's output, its parallelism and its storage, but neither the programs that it runs nor its
 //! destinations. Pure data: the caller knows the earlier settings.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use super::word_list::WordList;
 
-/// Settings without a subsection and the harmless forms of their values.
-const HARMLESS_SETTINGS: &str = include_str!("../../knowledge/git_settings.txt");
+/// Key of a setting, or `*`, and the harmless forms of its value.
+type HarmlessSetting = (&'static str, &'static str);
+
+/// Settings without a subsection, by their section: a file may have tens of thousands of settings.
+static HARMLESS_SETTINGS: LazyLock<HashMap<&str, Vec<HarmlessSetting>>> = LazyLock::new(|| {
+    let mut by_section: HashMap<&str, Vec<HarmlessSetting>> = HashMap::new();
+    let lines = include_str!("../../knowledge/git_settings.txt").lines().filter(|line| !line.starts_with('#'));
+    for (name, forms) in lines.filter_map(|line| line.split_once(' ')) {
+        if let Some((section, key)) = name.split_once('.') {
+            by_section.entry(section).or_default().push((key, forms));
+        }
+    }
+    by_section
+});
 
 /// Git commands that only show data, and their options that start and write nothing.
 const SHOWING_COMMANDS: &[&str] =
@@ -14,10 +29,8 @@ const SHOWING_OPTIONS: WordList = WordList(include_str!("../../knowledge/git_sho
 
 /// Returns whether a setting without a subsection is harmless.
 pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {
-    let is_named =
-        |name: &str| name.split_once('.').is_some_and(|(own, keys)| own == section && (keys == key || keys == "*"));
-    let mut lines = HARMLESS_SETTINGS.lines().map(|line| line.split(' '));
-    lines.any(|mut words| words.next().is_some_and(is_named) && words.any(|form| has_form(form, value)))
+    let mut known = HARMLESS_SETTINGS.get(section).into_iter().flatten();
+    known.any(|(own, forms)| (*own == key || *own == "*") && forms.split(' ').any(|form| has_form(form, value)))
 }
 
 /// Returns whether a value has this form, as the list of harmless settings names it.

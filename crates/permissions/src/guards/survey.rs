@@ -13,11 +13,11 @@ use stockade_sys::Errno;
 use super::git::{self, GlobalSettings, ReferencedPaths};
 use super::git_part::{GitPathKind, GuardedContent};
 use super::names::{GuardedNames, fold_name};
-use super::places::{GuardedPaths, with_end};
 use super::pointers::{MAX_POINTER_BYTES, settings_of};
 use super::repository::{RepositoryState, TrustedParts};
+use super::settings_allow_list::local_addresses;
 use super::settings_cache::SettingsCache;
-use super::settings_judge::local_addresses;
+use super::survey_results::{GuardedPaths, with_end};
 use super::view::{LinkChain, ObjectPresence, RootView, join_name, join_relative, last_component, parent_path};
 use crate::powers::is_at_or_beneath;
 
@@ -540,7 +540,8 @@ impl<'a> TreeSurvey<'a> {
     /// changes. Such paths are the settings, and the directory of a module or another work tree.
     fn is_git_own(&self, end: &[u8]) -> bool {
         let part = GitPathKind::classify_path(end, 0).map(|(top, part)| (&end[top..], part));
-        let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));
+        let is_own =
+            |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|segment| beneath.starts_with(segment));
         self.is_writable(end)
             && part.is_some_and(|(beneath, part)| match part {
                 GitPathKind::Judged(GuardedContent::Settings) => true,
@@ -596,9 +597,9 @@ mod tests {
         assert_guarded(&[("ws/a/.git/config.worktree", HOOKS)], "/ws/a/tools/hooks");
         let module = format!("{HOOKS}worktree = ../../../m\n");
         assert_guarded(&[("ws/.git/modules/m/config", &module)], "/ws/m/tools/hooks");
-        let kept = [("ws/.git/config", HOOKS), ("ws/.git/worktrees/w/config.worktree", HOOKS)];
+        let settings_files = [("ws/.git/config", HOOKS), ("ws/.git/worktrees/w/config.worktree", HOOKS)];
         let pointer = ("ws/.git/worktrees/w/gitdir", "/ws/w/.git\n");
-        assert_guarded(&[kept[0], kept[1], pointer], "/ws/w/tools/hooks");
+        assert_guarded(&[settings_files[0], settings_files[1], pointer], "/ws/w/tools/hooks");
         // A branch and a directory of any other name.
         let found = survey_of(&[("ws/.git/refs/heads/config", HOOKS), ("ws/b/config", HOOKS)]).unwrap();
         assert!(found.targets.is_empty(), "{:?}", found.targets);

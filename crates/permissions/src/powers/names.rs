@@ -34,7 +34,7 @@ impl AttemptPermissions {
     /// Returns the kind of `path` in the directory of a repository, the parts of which are judged
     /// by name and content. Returns `None` if it is guarded or free like any other name.
     pub fn git_part(&self, path: &[u8]) -> Option<GitPathKind> {
-        if !self.judges || self.is_staged(path) || self.in_private_tree(path) {
+        if !self.checks_content || self.is_staged(path) || self.in_private_tree(path) {
             return None;
         }
         let root = deepest_root(&self.writable, path)?.len();
@@ -47,7 +47,11 @@ impl AttemptPermissions {
         if let Some(part) = self.git_part(path) {
             return part.guarded_content();
         }
-        if path.ends_with(b"/.gitmodules") && self.judges && !self.is_staged(path) && !self.in_private_tree(path) {
+        if path.ends_with(b"/.gitmodules")
+            && self.checks_content
+            && !self.is_staged(path)
+            && !self.in_private_tree(path)
+        {
             let root = deepest_root(&self.writable, path)?.len();
             return (!self.is_guarded_above(path, root, path.len())).then_some(GuardedContent::Modules);
         }
@@ -61,13 +65,13 @@ impl AttemptPermissions {
     fn project_part(&self, path: &[u8]) -> Option<ProjectPathKind> {
         let root = deepest_root(&self.writable, path)?.len();
         let (unit, part) = ProjectPathKind::classify_path(path, root)?;
-        let is_judged = self.judges && !self.is_staged(path) && !self.in_private_tree(path);
+        let is_checked = self.checks_content && !self.is_staged(path) && !self.in_private_tree(path);
         // The broker does not read hidden files on behalf of any process.
-        let is_judged = is_judged && self.hidden_refusal(path).is_none();
+        let is_checked = is_checked && self.hidden_refusal(path).is_none();
         // A profile may guard one of the files by its own name.
-        let is_apart = unit < path.len() && self.names.find_match(path).is_some();
+        let has_own_name = unit < path.len() && self.names.find_match(path).is_some();
         let is_unit = self.names.find_match(&path[..unit]).is_some() && !self.is_guarded_above(path, root, unit);
-        (is_judged && is_unit && !is_apart).then_some(part)
+        (is_checked && is_unit && !has_own_name).then_some(part)
     }
 
     /// Returns whether the name of `path` decides on its kind, whatever is beside it.

@@ -11,7 +11,7 @@ use super::claude_context::{self, ClaudeContext};
 use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
 use super::scope::SourceScope;
-use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, claude_sandbox, whose};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, claude_sandbox, tool_detection};
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
@@ -58,7 +58,7 @@ fn read_settings(source: &ImportSource) -> Result<SpannedJson, PositionedError> 
         let why = format!("settings are an object, not {}", settings.kind_name());
         return Err(PositionedError { at: settings.at, why });
     }
-    whose::check_tool_keys(ImportTool::Claude, &settings)?;
+    tool_detection::check_tool_keys(ImportTool::Claude, &settings)?;
     Ok(settings)
 }
 
@@ -191,7 +191,7 @@ impl<'a> ClaudeReader<'a> {
             | "allowedMcpServers"
             | "deniedMcpServers"
             | "allowManagedMcpServersOnly" => (Needless, "which servers there are is the agent's to say".to_owned()),
-            _ => match whose::why_unknown(ImportTool::Claude, key) {
+            _ => match tool_detection::why_unknown(ImportTool::Claude, key) {
                 Some(why) => (Weaker, why),
                 None => return,
             },

@@ -30,7 +30,7 @@ pub(super) struct ClaudeContext {
     /// No command runs, because `Bash` is refused as a whole.
     pub no_commands: bool,
     /// Every command is asked about, or none runs.
-    pub commands_asked: bool,
+    pub asks_commands: bool,
     /// Paths that commands may write besides the workspace.
     pub writes: Vec<ConfigPath>,
     /// The sandbox lets commands read the workspace, even if a hidden directory contains it.
@@ -47,8 +47,8 @@ impl ClaudeContext {
         };
         let any = |path: &[&str]| all.iter().any(|settings| is_true_at(settings, path));
         let sandboxed = every(&["sandbox", "enabled"]);
-        let text = |path: &[&str], wanted: &str| {
-            all.iter().any(|settings| value_at(settings, path).and_then(SpannedJson::as_text) == Some(wanted))
+        let text = |path: &[&str], expected: &str| {
+            all.iter().any(|settings| value_at(settings, path).and_then(SpannedJson::as_text) == Some(expected))
         };
         let no_commands = all.iter().any(|settings| names_every_command(settings, "deny"));
         Self {
@@ -60,7 +60,7 @@ impl ClaudeContext {
             managed_hosts_only: any(MANAGED_HOSTS_KEY),
             managed_reads_only: any(MANAGED_READS_KEY),
             no_commands,
-            commands_asked: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
+            asks_commands: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
             writes: if sandboxed {
                 all.iter().flat_map(|settings| list_writable_directories(settings)).collect()
             } else {
@@ -74,7 +74,7 @@ impl ClaudeContext {
     /// Returns whether a command may do an operation that a rule about files refuses or asks about, without
     /// a decision of another rule.
     pub(super) fn leaves_commands(&self, effect: PolicyVerdict) -> bool {
-        if effect == PolicyVerdict::Ask { !self.commands_asked } else { !self.no_commands }
+        if effect == PolicyVerdict::Ask { !self.asks_commands } else { !self.no_commands }
     }
 
     /// Returns whether a hook may refuse a call of this tool. A matcher is a name, several names joined by

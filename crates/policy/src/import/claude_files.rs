@@ -168,11 +168,11 @@ impl ClaudeReader<'_> {
     pub(super) fn protect_path(&mut self, rule: ClaudeRule<'_>, path: &ConfigPath, is_file: bool) {
         let is_outside = !path.is_in_workspace();
         let depth = path.path_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
-        let given =
+        let allows_write =
             |written: &ConfigPath| name_of(path).is_some_and(|name| holds_name(Path::new(&written.to_string()), &name));
         if depth == 0 {
             self.lost_to_commands(rule, WHOLE_WORKSPACE);
-        } else if self.context.writes.iter().any(given) {
+        } else if self.context.writes.iter().any(allows_write) {
             self.lost_to_commands(rule, GIVEN_TO_WRITE);
         } else if is_outside
             && is_no_workspace(path)

@@ -77,7 +77,7 @@ impl ClaudeReader<'_> {
             }
             (_, Some(_)) => {
                 let why = "what stands in the parentheses has no form here";
-                if self.left_out(rule, why) {
+                if self.skip_allow_rule(rule, why) {
                     self.imported.push(DraftRule { tool: names_of(tool), ..self.draft_question(rule) });
                 }
             }
@@ -86,7 +86,7 @@ impl ClaudeReader<'_> {
 
     /// Leaves out an `allow` that cannot be expressed. The caller converts any other rule more broadly, as
     /// a question. Returns whether the caller has to.
-    fn left_out(&mut self, rule: ClaudeRule<'_>, why: &str) -> bool {
+    fn skip_allow_rule(&mut self, rule: ClaudeRule<'_>, why: &str) -> bool {
         if rule.is_allow() {
             self.note(rule, Left, why);
             return false;
@@ -197,7 +197,7 @@ impl ClaudeReader<'_> {
         // A rule that asks or refuses may be as wide as necessary.
         let pattern = host.map(|host| host_of_any_depth(host, PolicyVerdict::Deny));
         let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
-            if self.left_out(rule, "only `domain:HOST` has a form here") {
+            if self.skip_allow_rule(rule, "only `domain:HOST` has a form here") {
                 self.imported.push(DraftRule { tool: vec!["WebFetch".to_owned()], ..self.draft_question(rule) });
             }
             return;

@@ -162,8 +162,9 @@ fn prefix_rule(
     let mut rule = entry.draft_rule(ImportTool::Codex, effect, justification_of(found.get("justification"), entry)?);
     rule.matches = parse_examples(found.get("match"))?;
     rule.not_match = parse_examples(found.get("not_match"))?;
-    for (key, wanted, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
-        if let Some(line) = lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != wanted))
+    for (key, expected, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
+        if let Some(line) =
+            lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != expected))
         {
             let at = found.get(key).map_or(call.at, |value| value.at);
             return Err(PositionedError {
@@ -206,7 +207,7 @@ fn prefix_rule(
 /// may stand for a name.
 fn matches_example(pattern: &[WordPattern], example: &str) -> Option<bool> {
     let words = plain_words(example).filter(|words| !words[0].contains('/'))?;
-    Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(wanted, word)| wanted.matches_word(word)))
+    Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(expected, word)| expected.matches_word(word)))
 }
 
 /// Adds the paths of a program to an allow rule. The rule matches exactly its program; the paths that

@@ -10,7 +10,7 @@ use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{self, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, whose};
+use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, tool_detection};
 use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
@@ -30,7 +30,7 @@ pub(super) fn read_settings(source: &ImportSource) -> Result<SpannedJson, Positi
         let why = format!("settings are an object, not {}", settings.kind_name());
         return Err(PositionedError { at: settings.at, why });
     }
-    whose::check_tool_keys(ImportTool::Gemini, &settings)?;
+    tool_detection::check_tool_keys(ImportTool::Gemini, &settings)?;
     Ok(settings)
 }
 
@@ -90,7 +90,7 @@ impl<'a> GeminiSettingsReader<'a> {
     fn report_rule_keys(&mut self, settings: &SpannedJson) {
         for (key, value) in settings.as_object().unwrap_or_default() {
             let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
-            let why = match whose::why_unknown(ImportTool::Gemini, key) {
+            let why = match tool_detection::why_unknown(ImportTool::Gemini, key) {
                 None if is_path && value.as_list() != Some(&[]) => {
                     "it names more files of rules: import them too".to_owned()
                 }

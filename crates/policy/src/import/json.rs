@@ -6,6 +6,7 @@
 use jsonc_parser::ast::{ObjectProp, Value};
 use jsonc_parser::common::{Range, Ranged};
 use jsonc_parser::errors::ParseErrorKind;
+use jsonc_parser::tokens::TokenAndRange;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
 use crate::error::{LineIndex, TextPosition};
@@ -121,14 +122,29 @@ pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, Po
         allow_extended_string_escapes: false,
     };
     let ends_early = || converter.error_at(text.len(), "the text ends too early");
-    let parsed = parse_to_ast(text, &CollectOptions::default(), &options).map_err(|error| match error.kind() {
+    let collected = CollectOptions { tokens: true, ..CollectOptions::default() };
+    let parsed = parse_to_ast(text, &collected, &options).map_err(|error| match error.kind() {
         ParseErrorKind::UnterminatedArray
         | ParseErrorKind::UnterminatedObject
         | ParseErrorKind::ExpectedObjectValue => ends_early(),
         kind => converter.error_at(error.range().start, lower_first(&kind.to_string())),
     })?;
+    if let Some(at) = find_other_blank(text, &parsed.tokens.unwrap_or_default()) {
+        return Err(converter.error_at(at, "expected a value"));
+    }
     let value = parsed.value.ok_or_else(ends_early)?;
     converter.convert_value(&value, 0)
+}
+
+/// Returns the first blank that JSON does not have (RFC 8259, section 2): the parser skips those of Unicode too.
+/// Text with a comment is not examined.
+fn find_other_blank(text: &str, tokens: &[TokenAndRange<'_>]) -> Option<usize> {
+    let ends = std::iter::once(0).chain(tokens.iter().map(|token| token.range.end));
+    let starts = tokens.iter().map(|token| token.range.start).chain([text.len()]);
+    ends.zip(starts).find_map(|(end, start)| {
+        let between = text.get(end..start).filter(|between| !between.contains('/'))?;
+        between.find(|c| !matches!(c, ' ' | '\t' | '\n' | '\r')).map(|at| end + at)
+    })
 }
 
 fn lower_first(message: &str) -> String {
@@ -225,6 +241,8 @@ mod tests {
         wrong("\"\\ud800\"", false, 1, 2);
         wrong("[-]", false, 1, 3);
         wrong("/* x", true, 1, 1);
+        wrong("[1,\u{a0}2]", true, 1, 4);
+        wrong("\u{b}[1]\u{2028}", false, 1, 1);
         wrong(&("[".repeat(100) + &"]".repeat(100)), false, 1, 66);
         assert!(parse_json(&"[".repeat(100_000), false).is_err());
     }

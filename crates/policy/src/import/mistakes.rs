@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::json::PositionedError;
-use super::{ImportSource, ImportTool, whose};
+use super::{ImportSource, ImportTool, tool_detection};
 use crate::error::ConfigError;
 
 /// Mistakes in the files of one import.
@@ -33,7 +33,7 @@ impl ImportMistakes {
 
     /// Adds advice to an error. A file of another tool, or of an unknown one, needs other advice.
     fn add_advice(&self, source: &ImportSource, error: ConfigError) -> ConfigError {
-        match whose::guess_tool(&source.text) {
+        match tool_detection::guess_tool(&source.text) {
             Some(tool) if tool == self.tool => error,
             Some(other) => {
                 let (title, name) = (other.title(), other.name());

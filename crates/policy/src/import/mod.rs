@@ -19,7 +19,7 @@ mod mistakes;
 mod regex;
 mod scope;
 mod starlark;
-mod whose;
+mod tool_detection;
 
 pub use scope::SourceScope;
 
@@ -107,7 +107,7 @@ const REFUSING_KEYS: &[&str] = &["egress.deny", "env.drop", "hide", "protect"];
 
 impl ImportedPolicy {
     /// Returns the number of dropped entries that allowed or set something.
-    pub fn left_out(&self) -> usize {
+    pub fn count_dropped(&self) -> usize {
         self.count_notes(ImportDeviation::Left)
     }
 
@@ -249,7 +249,7 @@ fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
     if draft.effect == PolicyVerdict::Allow {
         return Err(Box::new(RuleReplacement { broader: None, note: entry.to_note(ImportDeviation::Left, why) }));
     }
-    let every = |wanted: bool, all: &str| if wanted { vec![all.to_owned()] } else { Vec::new() };
+    let every = |applies: bool, all: &str| if applies { vec![all.to_owned()] } else { Vec::new() };
     let commands = !draft.prefix.is_empty() || !draft.glob.is_empty();
     let asks = DraftRule {
         glob: every(commands, "*"),

@@ -204,7 +204,7 @@ impl StarlarkLexer<'_> {
             _ => 0,
         };
         let found = if digits == 0 {
-            ESCAPES.iter().find(|(name, _)| Some(*name) == letter).map(|(_, meant)| *meant)
+            ESCAPES.iter().find(|(name, _)| Some(*name) == letter).map(|(_, escape_char)| *escape_char)
         } else {
             rest.get(1..=digits).and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32)
         };

@@ -20,11 +20,11 @@ pub(super) fn check_examples(rule: &PolicyRule, section: &RuleSection) -> Result
         ("match", &section.matches, RuleMatch::Certain, "the rule does not match its example"),
         ("not_match", &section.not_match, RuleMatch::No, "the rule matches its counter-example"),
     ];
-    for (key, examples, wanted, why) in kinds {
+    for (key, examples, expected, why) in kinds {
         for (i, example) in examples.iter().enumerate() {
             let at = format!("{key}[{i}]");
             match match_example(rule, example) {
-                Ok(found) if found == wanted => {}
+                Ok(found) if found == expected => {}
                 Ok(_) => return Err((at, format!("{why} `{example}`"))),
                 Err(why) => return Err((at, why)),
             }

@@ -15,35 +15,38 @@ use crate::pattern::{PathFact, split_port};
 
 /// Returns whether the facts match the conditions of the rule.
 pub(crate) fn match_facts(
-    wanted: &FactsSection,
+    expected: &FactsSection,
     assessment: &Assessment,
     scene: &RuleInput<'_>,
     raising: bool,
 ) -> RuleMatch {
     let path_facts: [(&[PathFact], PathSelector); 3] = [
-        (&wanted.reads, |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None }),
-        (&wanted.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),
-        (&wanted.deletes, |c| if let Capability::Delete(path) = c { Some(path) } else { None }),
+        (
+            &expected.reads,
+            |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None },
+        ),
+        (&expected.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),
+        (&expected.deletes, |c| if let Capability::Delete(path) = c { Some(path) } else { None }),
     ];
-    let mut all = flags_fit(wanted, assessment);
+    let mut all = flags_fit(expected, assessment);
     for (patterns, path_of) in path_facts {
         let paths = assessment.capabilities.iter().filter_map(path_of);
         all = all.min(combine_matches(patterns, raising, paths.map(|path| path_fits(patterns, path, scene))));
     }
     let programs = assessment.capabilities.iter().filter_map(|c| match c {
-        Capability::Execute(program) => Some(name_fits(&wanted.executes, program)),
+        Capability::Execute(program) => Some(name_fits(&expected.executes, program)),
         _ => None,
     });
     let hosts = assessment.capabilities.iter().filter_map(|c| match c {
-        Capability::Network(host) => Some(named_host_fits(&wanted.network, host.as_ref(), raising)),
+        Capability::Network(host) => Some(named_host_fits(&expected.network, host.as_ref(), raising)),
         _ => None,
     });
-    let told = assessment.findings.iter().map(|finding| {
-        RuleMatch::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
+    let finding_matches = assessment.findings.iter().map(|finding| {
+        RuleMatch::certain_if(expected.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
     });
-    all.min(combine_matches(&wanted.executes, raising, programs))
-        .min(combine_matches(&wanted.network, raising, hosts))
-        .min(combine_matches(&wanted.findings, raising, told))
+    all.min(combine_matches(&expected.executes, raising, programs))
+        .min(combine_matches(&expected.network, raising, hosts))
+        .min(combine_matches(&expected.findings, raising, finding_matches))
 }
 
 type PathSelector = fn(&Capability) -> Option<&RawText>;
@@ -59,13 +62,13 @@ fn combine_matches<T>(patterns: &[T], raising: bool, found: impl Iterator<Item =
     }
 }
 
-fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> RuleMatch {
-    let holds = |wanted: Option<bool>, is: fn(&Capability) -> bool| {
-        wanted.is_none_or(|wanted| wanted == assessment.capabilities.iter().any(is))
+fn flags_fit(expected: &FactsSection, assessment: &Assessment) -> RuleMatch {
+    let holds = |expected: Option<bool>, is: fn(&Capability) -> bool| {
+        expected.is_none_or(|expected| expected == assessment.capabilities.iter().any(is))
     };
     RuleMatch::certain_if(
-        holds(wanted.secrets, |c| matches!(c, Capability::Secret(_)))
-            && holds(wanted.privilege, |c| matches!(c, Capability::Privilege(_))),
+        holds(expected.secrets, |c| matches!(c, Capability::Secret(_)))
+            && holds(expected.privilege, |c| matches!(c, Capability::Privilege(_))),
     )
 }
 

@@ -69,17 +69,17 @@ impl PolicyRule {
         let RulePattern::Command { prefix, glob, options, .. } = &self.matcher else { return RuleMatch::No };
         let Some((program, arguments)) = command.split_first() else { return RuleMatch::No };
         let program: Cow<'_, str> = program.into();
-        let is_program = |wanted: &WordPattern| {
-            wanted.matches_word(&program)
+        let is_program = |expected: &WordPattern| {
+            expected.matches_word(&program)
                 || (self.raises_caution()
-                    && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
+                    && expected.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
         };
         let starts = match prefix.split_first() {
             None => true,
             Some((first, rest)) => {
                 is_program(first)
                     && arguments.len() >= rest.len()
-                    && rest.iter().zip(arguments).all(|(wanted, argument)| wanted.matches_word(argument))
+                    && rest.iter().zip(arguments).all(|(expected, argument)| expected.matches_word(argument))
             }
         };
         if !starts || !self.globs_match(glob, command) {
@@ -123,7 +123,7 @@ impl PolicyRule {
         }
         let named = |at: &[String]| {
             let program = prefix[0].alternatives().iter().any(|own| base_name(own) == base_name(&at[0]));
-            program && prefix[1..].iter().zip(&at[1..]).all(|(wanted, word)| wanted.matches_word(word))
+            program && prefix[1..].iter().zip(&at[1..]).all(|(expected, word)| expected.matches_word(word))
         };
         let starts = prefix.is_empty() || words.loose.windows(prefix.len()).any(named);
         let text = format!(" {} ", words.loose.join(" "));
@@ -135,8 +135,8 @@ impl PolicyRule {
     fn of_act(&self, act: Act<'_>, scene: &RuleInput<'_>) -> RuleMatch {
         match (&self.matcher, act) {
             (RulePattern::Anything, _) => RuleMatch::Certain,
-            (RulePattern::Tool { arguments }, Act::Tool { arguments: given, .. }) => RuleMatch::certain_if(
-                arguments.iter().all(|(name, texts)| argument_fits(given, name, texts, self.raises_caution())),
+            (RulePattern::Tool { arguments }, Act::Tool { arguments: call_arguments, .. }) => RuleMatch::certain_if(
+                arguments.iter().all(|(name, texts)| argument_fits(call_arguments, name, texts, self.raises_caution())),
             ),
             (RulePattern::Files { files, operations }, Act::File { path, operation }) => {
                 RuleMatch::certain_if(self.operation_fits(operations, operation))
@@ -223,11 +223,11 @@ impl PolicyRule {
 }
 
 /// Returns whether a name is one of the given; an unknown name is a possible match.
-fn match_name(wanted: &[String], name: Option<&str>) -> RuleMatch {
+fn match_name(expected: &[String], name: Option<&str>) -> RuleMatch {
     match name {
-        _ if wanted.is_empty() => RuleMatch::Certain,
+        _ if expected.is_empty() => RuleMatch::Certain,
         Some("") => RuleMatch::No,
-        Some(name) => RuleMatch::certain_if(wanted.iter().any(|pattern| text_matches(pattern, name))),
+        Some(name) => RuleMatch::certain_if(expected.iter().any(|pattern| text_matches(pattern, name))),
         None => RuleMatch::Possible,
     }
 }
@@ -254,10 +254,10 @@ pub(crate) fn join_words(command: &[String]) -> String {
 /// Returns whether the argument `a.b` exists with one of the texts. A value other than a string is compared
 /// in its JSON form. For a list, a rule that raises caution needs one matching entry, and a rule that
 /// allows needs every entry to match.
-fn argument_fits(given: &serde_json::Value, name: &str, texts: &[String], raising: bool) -> bool {
-    let mut value = given;
+fn argument_fits(call_arguments: &serde_json::Value, name: &str, texts: &[String], raising: bool) -> bool {
+    let mut value = call_arguments;
     // A name that contains a dot has precedence over a path.
-    if let Some(direct) = given.get(name) {
+    if let Some(direct) = call_arguments.get(name) {
         value = direct;
     } else {
         for part in name.split('.') {

@@ -6,8 +6,8 @@ mod examples;
 mod facts;
 mod matching;
 mod options;
-mod scene;
 mod sets;
+mod subject;
 
 use std::fmt;
 
@@ -20,10 +20,10 @@ use crate::spec::ValueOrigin;
 
 pub use examples::{file_change, parse_target, tool_call};
 pub(crate) use matching::join_words;
-pub use scene::{Act, RequestContext};
-pub(crate) use scene::{RuleInput, RuleSubject};
 pub(crate) use sets::MatchedRules;
 pub use sets::{RuleBook, RuleExplanation, RuleSet};
+pub use subject::{Act, RequestContext};
+pub(crate) use subject::{RuleInput, RuleSubject};
 
 /// Most words of a prefix.
 const MAX_PREFIX_WORDS: usize = 32;
@@ -102,13 +102,13 @@ pub struct PolicyRule {
     /// Position of the rule.
     pub origin: ValueOrigin,
     /// Every key with its value, for digests and explanations.
-    said: String,
+    canonical_form: String,
 }
 
 /// Two rules are equal if their keys and values are equal, whatever their positions.
 impl PartialEq for PolicyRule {
     fn eq(&self, other: &Self) -> bool {
-        self.said == other.said
+        self.canonical_form == other.canonical_form
     }
 }
 
@@ -136,7 +136,7 @@ impl PolicyRule {
             limits: section.limits.to_limits(),
             provenance: section.provenance.clone(),
             origin,
-            said: format_section(section),
+            canonical_form: format_section(section),
         };
         examples::check_examples(&rule, section)?;
         Ok(rule)
@@ -152,7 +152,7 @@ impl PolicyRule {
 
     /// Returns every key with its value, except for examples and provenance.
     pub fn canonical_text(&self) -> &str {
-        &self.said
+        &self.canonical_form
     }
 
     /// Returns whether the rule limits the run.
@@ -186,8 +186,8 @@ impl PolicyRule {
             RulePattern::Files { .. } | RulePattern::Hosts { .. } => 1,
         };
         let around = &self.context;
-        let given = [around.tool.len(), around.cwd.len(), around.user.len(), around.session.len(), around.time.len()];
-        own + given.iter().filter(|length| **length > 0).count()
+        let entries = [around.tool.len(), around.cwd.len(), around.user.len(), around.session.len(), around.time.len()];
+        own + entries.iter().filter(|length| **length > 0).count()
     }
 }
 
@@ -299,14 +299,14 @@ fn check_lengths(section: &RuleSection) -> Result<(), RuleFormError> {
 /// Returns the subject of a rule: one kind, or anything.
 fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
     let facts = &section.facts;
-    let facts_given = !said_facts(facts).is_empty();
-    let options_given = !section.options.present.is_empty() || !section.options.absent.is_empty();
-    let command = !section.prefix.is_empty() || !section.glob.is_empty() || options_given || facts_given;
+    let has_facts = !format_facts(facts).is_empty();
+    let has_options = !section.options.present.is_empty() || !section.options.absent.is_empty();
+    let command = !section.prefix.is_empty() || !section.glob.is_empty() || has_options || has_facts;
     let (files, hosts) = (!section.files.is_empty(), !section.hosts.is_empty());
     let arguments = !section.arguments.is_empty();
     let kinds = [("hosts", hosts), ("files", files), ("arguments", arguments), ("prefix", command)];
-    let mut given = kinds.iter().filter(|(_, is_given)| *is_given);
-    if let (Some((key, _)), Some(_)) = (given.next(), given.next()) {
+    let mut entries = kinds.iter().filter(|(_, is_set)| *is_set);
+    if let (Some((key, _)), Some(_)) = (entries.next(), entries.next()) {
         return fail_at_key(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
     }
     if arguments && section.tool.is_empty() {
@@ -334,7 +334,7 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
         RulePattern::Hosts { hosts: section.hosts.clone() }
     } else if arguments {
         RulePattern::Tool { arguments: section.arguments.clone().into_iter().collect() }
-    } else if said_context(section).is_empty() {
+    } else if format_context(section).is_empty() {
         return fail_at_key(
             "prefix",
             "a rule says what it speaks of: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
@@ -348,52 +348,52 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
 pub(crate) fn format_section(section: &RuleSection) -> String {
     let mut parts = vec![section.effect.to_string()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
-    parts.extend(said_list("prefix", &section.prefix));
-    parts.extend(said_list("glob", &section.glob));
-    parts.extend(said_list("options.present", &section.options.present));
-    parts.extend(said_list("options.absent", &section.options.absent));
-    parts.extend(said_facts(&section.facts));
+    parts.extend(format_list("prefix", &section.prefix));
+    parts.extend(format_list("glob", &section.glob));
+    parts.extend(format_list("options.present", &section.options.present));
+    parts.extend(format_list("options.absent", &section.options.absent));
+    parts.extend(format_facts(&section.facts));
     for (name, texts) in &section.arguments {
-        parts.extend(said_list(&format!("arguments.{name}"), texts));
+        parts.extend(format_list(&format!("arguments.{name}"), texts));
     }
-    parts.extend(said_list("files", &section.files));
+    parts.extend(format_list("files", &section.files));
     let operations: Vec<String> = section.operations.iter().map(|o| format!("{o:?}").to_lowercase()).collect();
-    parts.extend(said_list("operations", &operations));
-    parts.extend(said_list("hosts", &section.hosts));
-    parts.extend(said_context(section));
+    parts.extend(format_list("operations", &operations));
+    parts.extend(format_list("hosts", &section.hosts));
+    parts.extend(format_context(section));
     parts.extend(section.profile.iter().map(|name| format!("profile={}", name.0)));
-    parts.extend(said_list("grants", &grants_of(section).collect::<Vec<_>>()));
+    parts.extend(format_list("grants", &grants_of(section).collect::<Vec<_>>()));
     parts.extend(section.approver.iter().map(|name| format!("approver={}", format!("{name:?}").to_lowercase())));
     parts.extend(section.limits.to_limits().iter_limits().map(|(limit, amount)| format!("{}={amount}", limit.key())));
     format!("{}: {}", parts.join(" "), section.justification)
 }
 
-fn said_context(section: &RuleSection) -> Vec<String> {
+fn format_context(section: &RuleSection) -> Vec<String> {
     let lists = [
-        said_list("tool", &section.tool),
-        said_list("cwd", &section.cwd),
-        said_list("user", &section.user),
-        said_list("session", &section.session),
-        said_list("time", &section.time),
+        format_list("tool", &section.tool),
+        format_list("cwd", &section.cwd),
+        format_list("user", &section.user),
+        format_list("session", &section.session),
+        format_list("time", &section.time),
     ];
     lists.into_iter().flatten().collect()
 }
 
-fn said_facts(facts: &FactsSection) -> Vec<String> {
+fn format_facts(facts: &FactsSection) -> Vec<String> {
     let lists = [
-        said_list("facts.reads", &facts.reads),
-        said_list("facts.writes", &facts.writes),
-        said_list("facts.deletes", &facts.deletes),
-        said_list("facts.executes", &facts.executes),
-        said_list("facts.network", &facts.network),
-        said_list("facts.findings", &facts.findings),
-        facts.secrets.map(|wanted| format!("facts.secrets={wanted}")),
-        facts.privilege.map(|wanted| format!("facts.privilege={wanted}")),
+        format_list("facts.reads", &facts.reads),
+        format_list("facts.writes", &facts.writes),
+        format_list("facts.deletes", &facts.deletes),
+        format_list("facts.executes", &facts.executes),
+        format_list("facts.network", &facts.network),
+        format_list("facts.findings", &facts.findings),
+        facts.secrets.map(|flag| format!("facts.secrets={flag}")),
+        facts.privilege.map(|flag| format!("facts.privilege={flag}")),
     ];
     lists.into_iter().flatten().collect()
 }
 
-fn said_list<T: fmt::Display>(key: &str, items: &[T]) -> Option<String> {
+fn format_list<T: fmt::Display>(key: &str, items: &[T]) -> Option<String> {
     let texts: Vec<String> = items.iter().map(T::to_string).collect();
     (!texts.is_empty()).then(|| format!("{key}={texts:?}"))
 }
@@ -480,7 +480,7 @@ mod tests {
         ] {
             assert!(!allowed(script), "{script}");
         }
-        let argv = |given: &[&str]| words::of_argv(&given.iter().map(|word| Some(*word)).collect::<Vec<_>>());
+        let argv = |entries: &[&str]| words::of_argv(&entries.iter().map(|word| Some(*word)).collect::<Vec<_>>());
         assert!(allows(argv(&["make", "$x", ";"])));
         assert!(!allows(argv(&["sh", "-c", "make"])));
         assert!(!allows(argv(&[])));

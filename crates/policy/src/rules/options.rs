@@ -52,11 +52,11 @@ fn in_argument(option: &str, argument: &str, raising: bool) -> RuleMatch {
 /// Matches a long option: `--name=value` is certain, and an abbreviation, as getopt_long(3) accepts it, is
 /// possible.
 fn in_long(name: &str, argument: &str) -> RuleMatch {
-    let Some(given) = argument.strip_prefix("--") else { return RuleMatch::No };
-    let given = given.split_once('=').map_or(given, |(name, _)| name);
-    if given == name {
+    let Some(long_name) = argument.strip_prefix("--") else { return RuleMatch::No };
+    let long_name = long_name.split_once('=').map_or(long_name, |(name, _)| name);
+    if long_name == name {
         RuleMatch::Certain
-    } else if !given.is_empty() && name.starts_with(given) {
+    } else if !long_name.is_empty() && name.starts_with(long_name) {
         RuleMatch::Possible
     } else {
         RuleMatch::No

@@ -12,26 +12,26 @@ fn claude(text: &str) -> ImportedPolicy {
         .unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-fn is_told(imported: &ImportedPolicy) -> bool {
+fn is_reported(imported: &ImportedPolicy) -> bool {
     imported.notes.iter().any(|note| note.carried == ImportDeviation::Weaker)
 }
 
 /// Holds one rule against the list of the profile that it becomes, and whether it
 /// is told that commands can do it still.
-fn check(rule: &str, key: &str, expected: Option<&str>, told: bool) {
+fn check(rule: &str, key: &str, expected: Option<&str>, expects_report: bool) {
     for effect in ["deny", "ask"] {
         let imported = claude(&format!("{{\"permissions\": {{\"{effect}\": [\"{rule}\"]}}}}"));
         let list = imported.profile.get(key).map(|list| list.join(" "));
         assert_eq!(list.as_deref(), expected, "{effect} {rule}: {:?}", imported.notes);
-        assert_eq!(is_told(&imported), told, "{effect} {rule}: {:?}", imported.notes);
-        assert!(told || expected.is_some() || !imported.notes.is_empty(), "{effect} {rule}: nothing is said");
+        assert_eq!(is_reported(&imported), expects_report, "{effect} {rule}: {:?}", imported.notes);
+        assert!(expects_report || expected.is_some() || !imported.notes.is_empty(), "{effect} {rule}: nothing is said");
     }
 }
 
 #[test]
 fn what_must_not_be_written_is_protected_or_told() {
     for tool in ["Edit", "Write", "MultiEdit", "NotebookEdit"] {
-        for (path, protected, told) in [
+        for (path, protected, expects_report) in [
             ("", None, true),
             ("(*)", None, true),
             ("(./package.json)", Some("package.json"), false),
@@ -68,14 +68,14 @@ fn what_must_not_be_written_is_protected_or_told() {
             ("(//etc/**)", None, false),
             ("(~/.ssh/**)", None, false),
         ] {
-            check(&format!("{tool}{path}"), "protect", protected, told);
+            check(&format!("{tool}{path}"), "protect", protected, expects_report);
         }
     }
 }
 
 #[test]
 fn what_must_not_be_read_is_hidden_or_told_in_every_form() {
-    for (rule, hidden, told) in [
+    for (rule, hidden, expects_report) in [
         ("Read", None, true),
         ("Grep", None, true),
         ("Read(*)", None, true),
@@ -96,14 +96,14 @@ fn what_must_not_be_read_is_hidden_or_told_in_every_form() {
         ("Read(//**/.env)", None, true),
         ("Read(~/**/.env)", None, true),
     ] {
-        check(rule, "hide", hidden, told);
+        check(rule, "hide", hidden, expects_report);
     }
 }
 
 /// Where no command runs unasked, a rule about files needs no power to hold.
 #[test]
 fn rules_about_files_hold_where_no_command_runs() {
-    for (lists, told) in [
+    for (lists, expects_report) in [
         ("\"deny\": [\"Edit\", \"Read(../x)\", \"Bash\"]", false),
         ("\"deny\": [\"*\"]", false),
         ("\"ask\": [\"*\"]", false),
@@ -113,7 +113,7 @@ fn rules_about_files_hold_where_no_command_runs() {
         ("\"deny\": [\"Bash(rm *)\", \"Edit\"]", true),
     ] {
         let imported = claude(&format!("{{\"permissions\": {{{lists}}}}}"));
-        assert_eq!(is_told(&imported), told, "{lists}: {:?}", imported.notes);
+        assert_eq!(is_reported(&imported), expects_report, "{lists}: {:?}", imported.notes);
     }
 }
 
@@ -121,7 +121,7 @@ fn rules_about_files_hold_where_no_command_runs() {
 /// by a rule about what is above it.
 #[test]
 fn what_is_given_to_write_is_told() {
-    for (written, rule, told) in [
+    for (written, rule, expects_report) in [
         ("./gen/out", "Edit(./gen/**)", true),
         ("./gen", "Edit(./gen/**)", true),
         ("./gen", "Edit(./gen/x)", false),
@@ -132,14 +132,14 @@ fn what_is_given_to_write_is_told() {
     ] {
         let sandbox = format!("{{\"enabled\": true, \"filesystem\": {{\"allowWrite\": [\"{written}\"]}}}}");
         let text = format!("{{\"sandbox\": {sandbox}, \"permissions\": {{\"deny\": [\"{rule}\"]}}}}");
-        assert_eq!(is_told(&claude(&text)), told, "{written} {rule}");
+        assert_eq!(is_reported(&claude(&text)), expects_report, "{written} {rule}");
     }
 }
 
 /// `denyWrite` of the sandbox is a denial like another.
 #[test]
 fn what_the_sandbox_must_not_write_is_protected_or_told() {
-    for (path, protected, told) in [
+    for (path, protected, expects_report) in [
         ("./x", Some("x"), false),
         (".", None, true),
         ("~/work/prod", Some("work/prod"), true),
@@ -149,7 +149,12 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
         let text = format!("{{\"sandbox\": {{\"enabled\": true, \"filesystem\": {{\"denyWrite\": [\"{path}\"]}}}}}}");
         let imported = claude(&text);
         let list = imported.profile.get("protect").map(|list| list.join(" "));
-        assert_eq!((list.as_deref(), is_told(&imported)), (protected, told), "{path}: {:?}", imported.notes);
+        assert_eq!(
+            (list.as_deref(), is_reported(&imported)),
+            (protected, expects_report),
+            "{path}: {:?}",
+            imported.notes
+        );
         assert!(
             imported.notes.iter().all(|note| note.carried != ImportDeviation::Left),
             "{path}: a denial allows nothing"
@@ -160,7 +165,7 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
 /// `denyRead` as well, but for the workspace where the sandbox reveals it.
 #[test]
 fn what_the_sandbox_must_not_read_is_hidden_or_told() {
-    for (lists, told) in [
+    for (lists, expects_report) in [
         ("\"denyRead\": [\"./x\"]", false),
         ("\"denyRead\": [\"~/.ssh\"]", false),
         ("\"denyRead\": [\".\"]", true),
@@ -169,7 +174,7 @@ fn what_the_sandbox_must_not_read_is_hidden_or_told() {
         ("\"denyRead\": [\"~/\"], \"allowRead\": [\".\"]", false),
     ] {
         let text = format!("{{\"sandbox\": {{\"enabled\": true, \"filesystem\": {{{lists}}}}}}}");
-        assert_eq!(is_told(&claude(&text)), told, "{lists}");
+        assert_eq!(is_reported(&claude(&text)), expects_report, "{lists}");
     }
 }
 

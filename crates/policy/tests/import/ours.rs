@@ -73,7 +73,7 @@ pub fn ours(settings: &PolicySettings, probe: &Probe) -> PolicyVerdict {
                 cwd: RawText::from(WORKSPACE),
                 home: RawText::from(HOME),
                 workspace: RawText::from(WORKSPACE),
-                neutralised: true,
+                sanitized: true,
             };
             let found = stockade_shell::assess_script(script.as_bytes(), &context);
             let assessment = Assessment { capabilities: found.capabilities, ..Assessment::without_findings(Tier::Ask) };

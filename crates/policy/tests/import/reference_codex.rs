@@ -69,7 +69,7 @@ fn is(pattern: &Value, word: &str) -> bool {
 
 fn prefix_matches(rule: &Value, command: &[String]) -> bool {
     let pattern = rule["pattern"].as_array().unwrap();
-    command.len() >= pattern.len() && pattern.iter().zip(command).all(|(wanted, word)| is(wanted, word))
+    command.len() >= pattern.len() && pattern.iter().zip(command).all(|(expected, word)| is(expected, word))
 }
 
 fn command_decision(rules: &[(String, Value)], command: &[String]) -> PolicyVerdict {

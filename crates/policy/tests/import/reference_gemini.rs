@@ -155,10 +155,10 @@ fn matches(rule: &Rule, name: &str, arguments: &str) -> bool {
     let server = server_of(name);
     match rule.server.as_deref() {
         Some("*") if server.is_none() => return false,
-        Some(wanted) if wanted != "*" && server != Some(wanted) => return false,
+        Some(expected) if expected != "*" && server != Some(expected) => return false,
         _ => {}
     }
-    let full = |wanted: &str| rule.server.as_ref().map(|server| format!("mcp_{server}_{wanted}"));
+    let full = |expected: &str| rule.server.as_ref().map(|server| format!("mcp_{server}_{expected}"));
     let is_tool = rule.tool == "*"
         || rule.tool == name
         || full(&rule.tool).as_deref() == Some(name)

@@ -135,7 +135,7 @@ pub(crate) struct CommandSpec {
     /// Options whose value is the code that runs.
     pub code: Vec<&'static str>,
     /// Options that replace the first operand.
-    pub given_by: Vec<&'static str>,
+    pub operand_options: Vec<&'static str>,
     /// At least one of these must be present.
     pub requires: Vec<&'static str>,
     /// Alternatively its only operand must be a name at which no file exists; the operand is a
@@ -147,9 +147,9 @@ pub(crate) struct CommandSpec {
     /// At least one of these must be present too.
     pub requires_too: Vec<&'static str>,
     /// Settings that the run must neutralise for this to be harmless; names of `neutralise.toml`.
-    pub neutralise: Vec<&'static str>,
+    pub sanitize_sets: Vec<&'static str>,
     /// Options that need a setting neutralised although the program does not, with that setting.
-    pub neutralise_with: Vec<(&'static str, &'static str)>,
+    pub sanitize_options: Vec<(&'static str, &'static str)>,
     /// With one of these, `operands_then` applies instead.
     pub operands_with: Vec<&'static str>,
     pub operands_then: Vec<OperandSpec>,
@@ -212,12 +212,12 @@ impl CommandSpec {
             }
             ("reader_with", TableValue::Text(text)) => self.reader_with = split_words(text).collect(),
             ("code", TableValue::Text(text)) => self.code = split_words(text).collect(),
-            ("given_by", TableValue::Text(text)) => self.given_by = split_words(text).collect(),
+            ("given_by", TableValue::Text(text)) => self.operand_options = split_words(text).collect(),
             ("requires", TableValue::Text(text)) => self.requires = split_words(text).collect(),
             ("requires_too", TableValue::Text(text)) => self.requires_too = split_words(text).collect(),
-            ("neutralise", TableValue::Text(text)) => self.neutralise = split_words(text).collect(),
+            ("neutralise", TableValue::Text(text)) => self.sanitize_sets = split_words(text).collect(),
             ("neutralise_with", TableValue::Text(text)) => {
-                self.neutralise_with = split_words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
+                self.sanitize_options = split_words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
             }
             ("operands_with", TableValue::Text(text)) => self.operands_with = split_words(text).collect(),
             ("or_absent", TableValue::Flag(flag)) => self.or_absent = *flag,

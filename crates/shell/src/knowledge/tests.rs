@@ -12,7 +12,7 @@ fn context() -> CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),
-        neutralised: true,
+        sanitized: true,
     }
 }
 
@@ -21,10 +21,10 @@ fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
 }
 
 /// Returns the examples of a table.
-fn lists(body: &'static str, wanted: &str) -> Vec<&'static str> {
+fn lists(body: &'static str, list_key: &str) -> Vec<&'static str> {
     parse_pairs(body)
         .filter_map(|pair| match pair.unwrap() {
-            (key, TableValue::List(list)) if key == wanted => Some(list),
+            (key, TableValue::List(list)) if key == list_key => Some(list),
             _ => None,
         })
         .flatten()
@@ -42,10 +42,11 @@ fn every_table_is_readable_and_sourced() {
         let keys: Vec<&str> = parse_pairs(body).map(|pair| pair.unwrap().0).collect();
         assert!(keys.contains(&"source"), "{name} has no source");
         assert!(keys.iter().skip(1).all(|key| *key != "same"), "{name}: `same` comes first");
-        for set in entry.neutralise.iter().chain(entry.neutralise_with.iter().map(|(_, set)| set)) {
+        for set in entry.sanitize_sets.iter().chain(entry.sanitize_options.iter().map(|(_, set)| set)) {
             assert!(find_sanitize_set(set).is_some(), "{name}: {set}");
         }
-        for option in entry.requires.iter().chain(&entry.given_by).chain(&entry.operands_with).chain(&entry.reader_with)
+        for option in
+            entry.requires.iter().chain(&entry.operand_options).chain(&entry.operands_with).chain(&entry.reader_with)
         {
             assert!(entry.find_option(option).is_some(), "{name}: {option} is no option of it");
         }
@@ -85,10 +86,10 @@ fn every_entry_has_examples_that_hold() {
         for (key, tier) in [("allow", Tier::Allow), ("ask", Tier::Ask), ("deny", Tier::Deny)] {
             for example in lists(body, key) {
                 count += 1;
-                let told = crate::assess_script(example.as_bytes(), &context);
-                if told.tier != tier {
-                    let codes: Vec<_> = told.findings.iter().map(|f| f.code.as_str()).collect();
-                    faults.push(format!("{family}: [{name}] {key} `{example}`: {:?} {codes:?}", told.tier));
+                let assessment = crate::assess_script(example.as_bytes(), &context);
+                if assessment.tier != tier {
+                    let codes: Vec<_> = assessment.findings.iter().map(|f| f.code.as_str()).collect();
+                    faults.push(format!("{family}: [{name}] {key} `{example}`: {:?} {codes:?}", assessment.tier));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Checks whether a writing command names a path outside the workspace. Every word that could be
 //! such a path is reported, whatever its meaning for the program.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::{CommandSpec, OptionEffect, ValueKind};
 use crate::options::ParsedArguments;
 use crate::paths::{self, PathLocation};
@@ -9,17 +9,17 @@ use crate::rules;
 use crate::words::ExpandedArgument;
 
 /// Reports the first word of a writing command that may name a path outside the workspace.
-pub(super) fn check_confined(judge: &mut Classifier, arguments: &[ExpandedArgument]) {
-    let inside = judge.scope.cwd.as_ref().is_some_and(|cwd| is_inside(judge, cwd));
-    let beyond = arguments.iter().find(|argument| !inside || !is_inside_workspace(judge, argument));
+pub(super) fn check_confined(classifier: &mut Classifier, arguments: &[ExpandedArgument]) {
+    let inside = classifier.scope.cwd.as_ref().is_some_and(|cwd| is_inside(classifier, cwd));
+    let beyond = arguments.iter().find(|argument| !inside || !is_inside_workspace(classifier, argument));
     if let Some(argument) = beyond {
-        record_outside_write(judge, argument.span);
+        record_outside_write(classifier, argument.span);
     }
 }
 
 /// Reports a value that leads out of the workspace, for a command that changes a repository. Its
 /// other words are text, or names within the repository.
-pub(super) fn check_places(judge: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments) {
+pub(super) fn check_places(classifier: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments) {
     if !entry.does.contains(&OptionEffect::Repository) {
         return;
     }
@@ -31,24 +31,29 @@ pub(super) fn check_places(judge: &mut Classifier, entry: &CommandSpec, parsed: 
     let kinds = (0..).map(|index| entry.operand_at(index).map(|operand| operand.kind));
     let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(ValueKind::Place));
     let is_inside = |argument: &&ExpandedArgument| {
-        let path = argument.literal_value().and_then(|text| paths::make_absolute(&text, judge.scope.cwd.as_deref()));
+        let path =
+            argument.literal_value().and_then(|text| paths::make_absolute(&text, classifier.scope.cwd.as_deref()));
         path.is_some_and(|path| {
-            paths::locate_path(&path, judge.context) == PathLocation::Workspace && !is_of_git(&path)
+            paths::locate_path(&path, classifier.context) == PathLocation::Workspace && !is_of_git(&path)
         })
     };
     let beyond = values.chain(operands.map(|(operand, _)| operand)).find(|argument| !is_inside(argument));
     if let Some(span) = beyond.map(|argument| argument.span) {
-        record_outside_write(judge, span);
+        record_outside_write(classifier, span);
     }
 }
 
 /// Records that a writing command may write outside the workspace.
-pub(crate) fn record_outside_write(judge: &mut Classifier, at: (usize, usize)) {
-    judge.record_ask("beyond-workspace", "Names a place beyond the workspace, or one that is not in the text.", at);
+pub(crate) fn record_outside_write(classifier: &mut Classifier, at: (usize, usize)) {
+    classifier.record_ask(
+        "beyond-workspace",
+        "Names a place beyond the workspace, or one that is not in the text.",
+        at,
+    );
 }
 
-fn is_inside(judge: &Classifier, path: &[u8]) -> bool {
-    matches!(paths::locate_path(path, judge.context), PathLocation::Workspace | PathLocation::Temporary)
+fn is_inside(classifier: &Classifier, path: &[u8]) -> bool {
+    matches!(paths::locate_path(path, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
 }
 
 /// Returns whether the path is in git's own directory, where a file may be a program or a setting.
@@ -57,7 +62,7 @@ fn is_of_git(path: &[u8]) -> bool {
 }
 
 /// Returns whether a word cannot name a path outside the workspace.
-fn is_inside_workspace(judge: &Classifier, argument: &ExpandedArgument) -> bool {
+fn is_inside_workspace(classifier: &Classifier, argument: &ExpandedArgument) -> bool {
     let Some(text) = argument.pattern_value() else { return false };
     let split = text.iter().position(|b| *b == b'=');
     let is_option = text.starts_with(b"-");
@@ -66,15 +71,16 @@ fn is_inside_workspace(judge: &Classifier, argument: &ExpandedArgument) -> bool 
         None => (text.as_slice(), None),
     };
     // `-t/etc`, `-I../x`
-    let name_stays = if is_option { !name.contains(&b'/') } else { leads_inside(judge, &text) };
-    name_stays && value.is_none_or(|value| leads_inside(judge, value))
+    let name_stays = if is_option { !name.contains(&b'/') } else { leads_inside(classifier, &text) };
+    name_stays && value.is_none_or(|value| leads_inside(classifier, value))
 }
 
-fn leads_inside(judge: &Classifier, path: &[u8]) -> bool {
+fn leads_inside(classifier: &Classifier, path: &[u8]) -> bool {
     let is_remote = path.contains(&b':');
     let is_home = path.starts_with(b"~");
-    let resolved = paths::make_absolute(path, judge.scope.cwd.as_deref());
-    let lies_inside =
-        |path: Vec<u8>| is_inside(judge, &path) && !rules::write::is_target(judge, &path) && !is_of_git(&path);
+    let resolved = paths::make_absolute(path, classifier.scope.cwd.as_deref());
+    let lies_inside = |path: Vec<u8>| {
+        is_inside(classifier, &path) && !rules::write::is_target(classifier, &path) && !is_of_git(&path)
+    };
     !is_remote && !is_home && (path.is_empty() || resolved.is_some_and(lies_inside))
 }

@@ -1,7 +1,7 @@
 //! Programs whose arguments are an expression: find(1) and test(1).
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::paths::{self, PathLocation, PathSensitivity};
 use crate::words::{DataFlow, ExpandedArgument};
@@ -9,13 +9,13 @@ use crate::words::{DataFlow, ExpandedArgument};
 use super::{ask_for_secret, classify_text, dynamic_text, report_secret_search};
 
 /// Classifies find as a reader.
-pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(super) fn classify_find(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut arguments = invocation.arguments.iter().peekable();
     let mut in_expression = false;
     let mut starts = Vec::new();
     while let Some(argument) = arguments.next() {
         if argument.starts_unknown() || argument.literal_value().is_none() {
-            judge.record_ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
+            classifier.record_ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
             continue;
         }
         let shown = argument.display_bytes();
@@ -25,61 +25,65 @@ pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> 
         }
         in_expression |= word.starts_with('-') || word == "(" || word == "!";
         if !in_expression {
-            classify_start(judge, argument);
+            classify_start(classifier, argument);
             starts.push(argument.clone());
         } else if lists::FIND_VALUED.contains(&word.as_str()) || lists::FIND_FILES.contains(&word.as_str()) {
             let Some(value) = arguments.next() else {
-                judge.record_ask("unknown-option", "An option without its value.", argument.span);
+                classifier.record_ask("unknown-option", "An option without its value.", argument.span);
                 continue;
             };
-            classify_text(judge, value);
+            classify_text(classifier, value);
             if lists::FIND_FILES.contains(&word.as_str()) {
-                ask_for_secret(judge, value);
+                ask_for_secret(classifier, value);
             } else {
-                hunts_by_name(judge, &starts, value);
+                hunts_by_name(classifier, &starts, value);
             }
         } else if lists::FIND_ACTIONS.contains(&word.as_str()) {
-            judge.record_ask("executing-option", "A search that writes, removes or runs something.", argument.span);
+            classifier.record_ask(
+                "executing-option",
+                "A search that writes, removes or runs something.",
+                argument.span,
+            );
         } else if !lists::FIND_FLAGS.contains(&word.as_str()) {
-            judge.record_ask("unknown-option", "An option that is not known to be harmless.", argument.span);
+            classifier.record_ask("unknown-option", "An option that is not known to be harmless.", argument.span);
         }
     }
     if starts.is_empty() {
-        classify_start(judge, &ExpandedArgument::from_bytes(b".", invocation.span));
+        classify_start(classifier, &ExpandedArgument::from_bytes(b".", invocation.span));
     }
     DataFlow::default()
 }
 
-fn classify_start(judge: &mut Classifier, argument: &ExpandedArgument) {
-    ask_for_secret(judge, argument);
+fn classify_start(classifier: &mut Classifier, argument: &ExpandedArgument) {
+    ask_for_secret(classifier, argument);
     // Listing system directories is harmless. For a home directory, its parents or `/proc`, the
     // person decides.
-    let listed = judge.absolute_path(argument).is_some_and(|path| {
-        paths::locate_path(&path, judge.context) != PathLocation::Ancestor
+    let listed = classifier.absolute_path(argument).is_some_and(|path| {
+        paths::locate_path(&path, classifier.context) != PathLocation::Ancestor
             && path != b"/home"
             && !path.starts_with(b"/proc")
     });
     if !listed {
-        report_secret_search(judge, argument);
+        report_secret_search(classifier, argument);
     }
 }
 
 /// Reports a search outside the workspace for names of secrets.
-fn hunts_by_name(judge: &mut Classifier, starts: &[ExpandedArgument], name: &ExpandedArgument) {
+fn hunts_by_name(classifier: &mut Classifier, starts: &[ExpandedArgument], name: &ExpandedArgument) {
     let outside = starts.iter().any(|start| {
-        judge
+        classifier
             .absolute_path(start)
-            .is_none_or(|path| paths::locate_path(&path, judge.context) != PathLocation::Workspace)
+            .is_none_or(|path| paths::locate_path(&path, classifier.context) != PathLocation::Workspace)
     });
     let path = [b"/", name.display_bytes().as_slice()].concat();
-    if outside && paths::path_sensitivity(&path, judge.context) == Some(PathSensitivity::Secret) {
-        judge.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
+    if outside && paths::path_sensitivity(&path, classifier.context) == Some(PathSensitivity::Secret) {
+        classifier.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
     }
 }
 
 /// Classifies `test`, `[` and `[[`. A test that evaluates its operand (`-v`, `-R`, and the numbers
 /// in `[[`) runs substitutions even in quoted text.
-pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(super) fn classify_test(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut words: Vec<&ExpandedArgument> = invocation.arguments.iter().collect();
     let closing: Option<&[u8]> = match invocation.name.as_slice() {
         b"[" => Some(b"]"),
@@ -89,31 +93,31 @@ pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> 
     if let Some(closing) = closing
         && words.pop().is_none_or(|last| last.display_bytes() != closing)
     {
-        judge.record_ask("not-understood", "A test without its end.", invocation.span);
+        classifier.record_ask("not-understood", "A test without its end.", invocation.span);
     }
     let mut previous_is_number = false;
     for (i, word) in words.iter().enumerate() {
         let shown = word.display_bytes();
         let name = String::from_utf8_lossy(&shown).into_owned();
-        dynamic_text(judge, word);
+        dynamic_text(classifier, word);
         if word.is_glob() && invocation.name != b"[[" {
-            judge.record_ask("wildcard", "A wildcard where one word is expected.", word.span);
+            classifier.record_ask("wildcard", "A wildcard where one word is expected.", word.span);
         }
         if previous_is_number && !is_integer(&shown) {
-            judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+            classifier.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
         previous_is_number = lists::NUMBER_TESTS.contains(&name.as_str());
         if previous_is_number
             && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes()))
         {
-            judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+            classifier.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
         let known =
             [lists::FILE_TESTS, lists::STRING_TESTS, lists::COMPARISONS, lists::NUMBER_TESTS, lists::TEST_OPERATORS]
                 .iter()
                 .any(|list| list.contains(&name.as_str()));
         if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
-            judge.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
+            classifier.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }
         // A word beside such an operator is a path, any other is text.
         let beside = |at: Option<usize>| {
@@ -123,7 +127,7 @@ pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> 
             })
         };
         if !known && (beside(i.checked_sub(1)) || beside(Some(i + 1))) {
-            ask_for_secret(judge, word);
+            ask_for_secret(classifier, word);
         }
     }
     DataFlow::default()

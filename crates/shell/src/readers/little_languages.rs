@@ -1,16 +1,16 @@
 //! Programs in arguments: sed, awk, jq. Only a small harmless part of each language is understood;
 //! the rest is `ask`.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 
 /// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
 /// 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w` of `s` run programs or access files.
-pub(super) fn accept_sed(judge: &mut Classifier, value: &ExpandedArgument) {
+pub(super) fn accept_sed(classifier: &mut Classifier, value: &ExpandedArgument) {
     let harmless = value.literal_value().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
     if !harmless {
-        judge.record_ask("sed-script", "A sed script that is not known to print only.", value.span);
+        classifier.record_ask("sed-script", "A sed script that is not known to print only.", value.span);
     }
 }
 
@@ -24,8 +24,8 @@ impl SedReader<'_> {
         self.script.get(self.at).copied()
     }
 
-    fn skip_bytes(&mut self, wanted: impl Fn(u8) -> bool) {
-        while self.peek().is_some_and(&wanted) {
+    fn skip_bytes(&mut self, matches_byte: impl Fn(u8) -> bool) {
+        while self.peek().is_some_and(&matches_byte) {
             self.at += 1;
         }
     }
@@ -174,10 +174,10 @@ impl SedReader<'_> {
 
 /// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
 /// `@`, none of the names above.
-pub(super) fn accept_awk(judge: &mut Classifier, value: &ExpandedArgument) {
+pub(super) fn accept_awk(classifier: &mut Classifier, value: &ExpandedArgument) {
     let harmless = value.literal_value().is_some_and(|program| awk_is_harmless(&program));
     if !harmless {
-        judge.record_ask("awk-program", "An awk program that is not known to print only.", value.span);
+        classifier.record_ask("awk-program", "An awk program that is not known to print only.", value.span);
     }
 }
 
@@ -269,12 +269,12 @@ fn opens_pattern(before: &[u8]) -> bool {
 
 /// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
 /// `input_filename` (jq(1) 1.6).
-pub(super) fn accept_jq(judge: &mut Classifier, value: &ExpandedArgument) {
+pub(super) fn accept_jq(classifier: &mut Classifier, value: &ExpandedArgument) {
     let harmless = value
         .literal_value()
         .is_some_and(|filter| !awk_names(&filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name)));
     if !harmless {
-        judge.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
+        classifier.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
     }
 }
 

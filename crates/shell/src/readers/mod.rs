@@ -9,8 +9,8 @@ mod values;
 
 use stockade_model::Capability;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind, lists};
 use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
@@ -20,13 +20,13 @@ pub(crate) use self::values::{ask_for_secret, host_name, read_file};
 use self::values::{classify_text, dynamic_text, report_secret_search, value_of};
 
 /// Classifies a command as a reader. Returns the flow of its output.
-pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(crate) fn classify_reader(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut flow = invocation.stdin.clone();
     flow.literal = None;
     invocation.arguments.iter().for_each(|a| flow.merge_taints(&a.flow));
     let name = String::from_utf8_lossy(&invocation.name).into_owned();
     if invocation.qualified {
-        judge.record_ask(
+        classifier.record_ask(
             "path-qualified",
             "A program named by its path is not known to be the one of that name.",
             invocation.span,
@@ -35,26 +35,26 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
     let known = match name.as_str() {
         _ if invocation.qualified => {
             // Its capabilities count, although it is not trusted to be the program of that name.
-            known_use(judge, &name, invocation);
+            known_use(classifier, &name, invocation);
             Some(DataFlow::default())
         }
         // Only a look-up reaches this: its names are no command.
         "command" => {
-            invocation.arguments.iter().for_each(|name| dynamic_text(judge, name));
-            known_use(judge, &name, invocation)
+            invocation.arguments.iter().for_each(|name| dynamic_text(classifier, name));
+            known_use(classifier, &name, invocation)
         }
-        "find" => Some(expressions::classify_find(judge, invocation)),
-        "test" | "[" | "[[" => Some(expressions::classify_test(judge, invocation)),
-        _ => known_use(judge, &name, invocation),
+        "find" => Some(expressions::classify_find(classifier, invocation)),
+        "test" | "[" | "[[" => Some(expressions::classify_test(classifier, invocation)),
+        _ => known_use(classifier, &name, invocation),
     };
     match known {
         Some(read) => flow.merge_taints(&read),
-        None => judge.record_ask("unknown-program", "Not one of the programs that are known.", invocation.span),
+        None => classifier.record_ask("unknown-program", "Not one of the programs that are known.", invocation.span),
     }
     if name == "read" || name == "mapfile" || name == "readarray" {
-        judge.set_unknown(b"REPLY", &invocation.stdin);
+        classifier.set_unknown(b"REPLY", &invocation.stdin);
         for argument in &invocation.arguments {
-            judge.set_unknown(&argument.display_bytes(), &invocation.stdin);
+            classifier.set_unknown(&argument.display_bytes(), &invocation.stdin);
         }
     }
     if name == "cd" || name == "pushd" {
@@ -62,9 +62,9 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
             invocation.arguments.iter().find(|a| a.display_bytes() == b"-" || !a.display_bytes().starts_with(b"-"));
         // Without symbolic links, which are visible only on the disk.
         let is_physical = invocation.has_argument("-P") && target.is_some_and(has_inner_parent);
-        judge.change_directory(target, invocation.span);
+        classifier.change_directory(target, invocation.span);
         if is_physical {
-            judge.scope.cwd = None;
+            classifier.scope.cwd = None;
         }
     }
     flow
@@ -81,50 +81,54 @@ pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
 }
 
 /// Classifies by the knowledge base; `None` if the program is unknown.
-fn known_use(judge: &mut Classifier, name: &str, invocation: &Invocation) -> Option<DataFlow> {
+fn known_use(classifier: &mut Classifier, name: &str, invocation: &Invocation) -> Option<DataFlow> {
     // Entries of subcommands have a space in their name; no program has.
     if name.contains(' ') {
         return None;
     }
     let entry = knowledge::find_command(name)?;
     if !entry.subcommands {
-        return Some(classify_arguments(judge, entry, &invocation.arguments, invocation.span));
+        return Some(classify_arguments(classifier, entry, &invocation.arguments, invocation.span));
     }
     let arguments = &invocation.arguments;
     let parsed = options::parse_arguments(entry, arguments);
     if parsed.operands.is_empty() {
-        return Some(classify_arguments(judge, entry, arguments, invocation.span));
+        return Some(classify_arguments(classifier, entry, arguments, invocation.span));
     }
-    report_problems(judge, &parsed);
-    let scope = judge.scope.cwd.clone();
+    report_problems(classifier, &parsed);
+    let scope = classifier.scope.cwd.clone();
     for value in &parsed.values {
-        value_of(judge, value.kind, &value.value);
+        value_of(classifier, value.kind, &value.value);
         if value.kind == ValueKind::Directory {
-            judge.scope.cwd = if has_inner_parent(&value.value) { None } else { judge.absolute_path(&value.value) };
+            classifier.scope.cwd =
+                if has_inner_parent(&value.value) { None } else { classifier.absolute_path(&value.value) };
         }
     }
     if name == "git" {
-        other_repository(judge, invocation);
+        other_repository(classifier, invocation);
     }
-    let known = classify_subcommand(judge, name, &arguments[parsed.rest..], &parsed.operands, invocation.span);
-    judge.scope.cwd = scope;
+    let known = classify_subcommand(classifier, name, &arguments[parsed.rest..], &parsed.operands, invocation.span);
+    classifier.scope.cwd = scope;
     if known.is_none() {
-        report_effects(judge, entry, false, invocation.span);
-        judge.record_ask("unknown-use", "A use of this program that is not known.", invocation.span);
+        report_effects(classifier, entry, false, invocation.span);
+        classifier.record_ask("unknown-use", "A use of this program that is not known.", invocation.span);
     }
     Some(known.unwrap_or_default())
 }
 
-fn other_repository(judge: &mut Classifier, invocation: &Invocation) {
-    let outside =
-        judge.scope.cwd.as_ref().is_none_or(|cwd| paths::locate_path(cwd, judge.context) != PathLocation::Workspace);
+fn other_repository(classifier: &mut Classifier, invocation: &Invocation) {
+    let outside = classifier
+        .scope
+        .cwd
+        .as_ref()
+        .is_none_or(|cwd| paths::locate_path(cwd, classifier.context) != PathLocation::Workspace);
     if outside {
-        judge.record_ask("other-repository", "Uses a repository outside the workspace.", invocation.span);
+        classifier.record_ask("other-repository", "Uses a repository outside the workspace.", invocation.span);
     }
 }
 
 fn classify_subcommand(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     program: &str,
     rest: &[ExpandedArgument],
     operands: &[ExpandedArgument],
@@ -136,10 +140,10 @@ fn classify_subcommand(
     if let Some(second) = word(rest.first())
         && let Some(entry) = knowledge::find_command(&format!("{program} {name} {second}"))
     {
-        return Some(classify_arguments(judge, entry, &rest[1..], at));
+        return Some(classify_arguments(classifier, entry, &rest[1..], at));
     }
     let entry = knowledge::find_command(&format!("{program} {name}"))?;
-    Some(classify_arguments(judge, entry, rest, at))
+    Some(classify_arguments(classifier, entry, rest, at))
 }
 
 /// Returns the code and the message of an effect.
@@ -159,20 +163,20 @@ fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
 }
 
 /// Reports the program's effects for all arguments, with code in the text or elsewhere.
-fn report_effects(judge: &mut Classifier, entry: &CommandSpec, has_code: bool, at: (usize, usize)) {
+fn report_effects(classifier: &mut Classifier, entry: &CommandSpec, has_code: bool, at: (usize, usize)) {
     for effect in &entry.does {
         let (code, message) = match effect {
             OptionEffect::Executes if has_code => ("runs-code", "Runs code that is given in the text."),
             effect => effect_finding(*effect),
         };
-        judge.record_ask(code, message, at);
+        classifier.record_ask(code, message, at);
         if *effect == OptionEffect::Connects {
-            judge.capabilities.insert(Capability::Network(None));
+            classifier.capabilities.insert(Capability::Network(None));
         }
     }
 }
 
-fn report_problems(judge: &mut Classifier, parsed: &ParsedArguments) {
+fn report_problems(classifier: &mut Classifier, parsed: &ParsedArguments) {
     for (problem, at) in &parsed.problems {
         let (code, message) = match problem {
             ArgumentProblem::Unknown => ("unknown-option", "An option that is not known to be harmless."),
@@ -190,59 +194,59 @@ fn report_problems(judge: &mut Classifier, parsed: &ParsedArguments) {
             ArgumentProblem::Dynamic => ("dynamic-operand", "An argument is not in the text."),
             ArgumentProblem::Wildcard => ("leading-wildcard", "A file name may be read as an option."),
         };
-        judge.record_ask(code, message, *at);
+        classifier.record_ask(code, message, *at);
         if *problem == ArgumentProblem::Does(OptionEffect::Connects) {
-            judge.capabilities.insert(Capability::Network(None));
+            classifier.capabilities.insert(Capability::Network(None));
         }
     }
 }
 
 /// Classifies arguments by an entry.
 fn classify_arguments(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     entry: &'static CommandSpec,
     arguments: &[ExpandedArgument],
     at: (usize, usize),
 ) -> DataFlow {
     let parsed = options::parse_arguments(entry, arguments);
     let absent = if entry.or_absent && !parsed.has_option(&entry.requires) {
-        branch_path(judge, &parsed, arguments)
+        branch_path(classifier, &parsed, arguments)
     } else {
         None
     };
-    judge.seen.absent.extend(absent.clone());
-    report_problems(judge, &parsed);
+    classifier.seen.absent.extend(absent.clone());
+    report_problems(classifier, &parsed);
     let acts = !only_tells(entry, &parsed) && !parsed.has_option(&entry.reader_with);
     let by_itself = acts && !entry.does.is_empty();
     let changes = if by_itself { only_writes(entry) } else { parsed.has_writing_option() };
     if changes {
-        confined::check_confined(judge, arguments);
+        confined::check_confined(classifier, arguments);
     }
-    confined::check_places(judge, entry, &parsed);
-    settings::classify_config_write(judge, entry, &parsed, at);
+    confined::check_places(classifier, entry, &parsed);
+    settings::classify_config_write(classifier, entry, &parsed, at);
     if let Some(source) = source_path(entry, &parsed) {
-        takes_commits(judge, source, at);
+        takes_commits(classifier, source, at);
     } else if acts {
-        report_effects(judge, entry, parsed.has_option(&entry.code), at);
+        report_effects(classifier, entry, parsed.has_option(&entry.code), at);
         if entry.special {
-            judge.record_ask("unknown-use", "A use of this program that is not known.", at);
+            classifier.record_ask("unknown-use", "A use of this program that is not known.", at);
         }
     }
     let mut flow = DataFlow::default();
-    let scope = judge.scope.cwd.clone();
+    let scope = classifier.scope.cwd.clone();
     for value in &parsed.values {
-        flow.merge_taints(&value_of(judge, value.kind, &value.value));
+        flow.merge_taints(&value_of(classifier, value.kind, &value.value));
         if value.kind == ValueKind::Directory {
-            judge.scope.cwd = judge.absolute_path(&value.value);
+            classifier.scope.cwd = classifier.absolute_path(&value.value);
         }
     }
     let lacks = |required: &[&'static str]| !required.is_empty() && !parsed.has_option(required);
     if !only_tells(entry, &parsed) && (lacks(&entry.requires) && absent.is_none() || lacks(&entry.requires_too)) {
-        judge.record_ask("unknown-use", "This program is known to be harmless only in certain uses.", at);
+        classifier.record_ask("unknown-use", "This program is known to be harmless only in certain uses.", at);
     }
-    require_sanitizing(judge, entry, &parsed, at);
-    flow.merge_taints(&classify_operands(judge, entry, &parsed, at));
-    judge.scope.cwd = scope;
+    require_sanitizing(classifier, entry, &parsed, at);
+    flow.merge_taints(&classify_operands(classifier, entry, &parsed, at));
+    classifier.scope.cwd = scope;
     flow
 }
 
@@ -256,11 +260,11 @@ fn source_path<'a>(entry: &CommandSpec, parsed: &'a ParsedArguments) -> Option<&
     (is_path && is_only_one).then_some(source)
 }
 
-fn takes_commits(judge: &mut Classifier, source: &ExpandedArgument, at: (usize, usize)) {
-    judge.record_ask("takes-commits", "Takes commits of another repository into this one.", at);
-    let path = judge.absolute_path(source);
-    if path.is_none_or(|path| paths::locate_path(&path, judge.context) != PathLocation::Workspace) {
-        judge.record_ask("other-repository", "Uses a repository outside the workspace.", source.span);
+fn takes_commits(classifier: &mut Classifier, source: &ExpandedArgument, at: (usize, usize)) {
+    classifier.record_ask("takes-commits", "Takes commits of another repository into this one.", at);
+    let path = classifier.absolute_path(source);
+    if path.is_none_or(|path| paths::locate_path(&path, classifier.context) != PathLocation::Workspace) {
+        classifier.record_ask("other-repository", "Uses a repository outside the workspace.", source.span);
     }
 }
 
@@ -272,13 +276,16 @@ fn only_writes(entry: &CommandSpec) -> bool {
 
 /// Returns whether the program only prints information about itself.
 fn only_tells(entry: &CommandSpec, parsed: &ParsedArguments) -> bool {
-    let told = |used: &String| entry.tells.iter().any(|option| option == used);
-    !parsed.used.is_empty() && parsed.used.iter().all(told) && parsed.operands.is_empty() && parsed.problems.is_empty()
+    let is_info_option = |used: &String| entry.tells.iter().any(|option| option == used);
+    !parsed.used.is_empty()
+        && parsed.used.iter().all(is_info_option)
+        && parsed.operands.is_empty()
+        && parsed.problems.is_empty()
 }
 
 /// Returns the path of the file whose changes would be lost if the only operand is no branch.
 /// `None` if the operand, or an earlier command, does not permit this conclusion.
-fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[ExpandedArgument]) -> Option<Vec<u8>> {
+fn branch_path(classifier: &Classifier, parsed: &ParsedArguments, arguments: &[ExpandedArgument]) -> Option<Vec<u8>> {
     let [operand] = parsed.operands.as_slice() else { return None };
     let name = operand.literal_value()?;
     let is_step = |step: &[u8]| {
@@ -290,15 +297,15 @@ fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[Expand
     let is_plain =
         parsed.problems.is_empty() && parsed.used.iter().all(|option| lists::PLAIN_OPTIONS.contains(&option.as_str()));
     // An earlier command may create a file there.
-    let is_changed = judge.findings.iter().any(|found| {
+    let is_changed = classifier.findings.iter().any(|found| {
         CHANGE_FINDINGS.contains(&found.code.as_str())
             || matches!(found.code.as_str(), "changes-repository" | "takes-commits" | "runs-code")
     });
-    let is_sure = judge.context.neutralised && is_name && is_plain && !is_changed;
+    let is_sure = classifier.context.sanitized && is_name && is_plain && !is_changed;
     if !is_sure || arguments.iter().any(|argument| argument.display_bytes() == b"--") {
         return None;
     }
-    judge.absolute_path(operand)
+    classifier.absolute_path(operand)
 }
 
 /// Findings of commands that may put another repository into a directory.
@@ -314,29 +321,33 @@ fn has_inner_parent(path: &ExpandedArgument) -> bool {
 
 /// Records that the repository's configuration must not take effect here.
 fn require_sanitizing(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     entry: &'static CommandSpec,
     parsed: &ParsedArguments,
     at: (usize, usize),
 ) {
-    let with = entry.neutralise_with.iter().filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| *set);
-    let sets: Vec<&'static str> = entry.neutralise.iter().copied().chain(with).collect();
+    let with = entry.sanitize_options.iter().filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| *set);
+    let sets: Vec<&'static str> = entry.sanitize_sets.iter().copied().chain(with).collect();
     if sets.is_empty() {
         return;
     }
-    if !judge.context.neutralised {
-        judge.record_ask("repository-configuration", "What the repository configures could run something here.", at);
+    if !classifier.context.sanitized {
+        classifier.record_ask(
+            "repository-configuration",
+            "What the repository configures could run something here.",
+            at,
+        );
     }
     // An earlier command may put another repository there after the check, unless it is the initial
     // directory.
-    let is_own = judge.scope.cwd.as_deref() == Some(judge.context.cwd.as_bytes());
-    let is_changed = judge.findings.iter().any(|found| CHANGE_FINDINGS.contains(&found.code.as_str()));
-    let directory = judge.scope.cwd.clone().filter(|_| is_own || !is_changed);
-    judge.neutralised.extend(sets.into_iter().map(|set| (set, directory.clone())));
+    let is_own = classifier.scope.cwd.as_deref() == Some(classifier.context.cwd.as_bytes());
+    let is_changed = classifier.findings.iter().any(|found| CHANGE_FINDINGS.contains(&found.code.as_str()));
+    let directory = classifier.scope.cwd.clone().filter(|_| is_own || !is_changed);
+    classifier.sanitized.extend(sets.into_iter().map(|set| (set, directory.clone())));
 }
 
 fn classify_operands(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     entry: &CommandSpec,
     parsed: &ParsedArguments,
     at: (usize, usize),
@@ -347,28 +358,32 @@ fn classify_operands(
     } else {
         &entry.operands
     };
-    let skip = usize::from(parsed.has_option(&entry.given_by));
+    let skip = usize::from(parsed.has_option(&entry.operand_options));
     let tells = only_tells(entry, parsed) || parsed.has_option(&["--help", "--version"]);
-    let mut wanted = list.iter().skip(skip).peekable();
+    let mut expected = list.iter().skip(skip).peekable();
     let mut search = false;
     for operand in &parsed.operands {
-        let kind = match wanted.peek() {
-            Some(wanted) if wanted.many => wanted.kind,
-            Some(_) => wanted.next().map_or(ValueKind::Never, |o| o.kind),
+        let kind = match expected.peek() {
+            Some(expected) if expected.many => expected.kind,
+            Some(_) => expected.next().map_or(ValueKind::Never, |o| o.kind),
             None => {
-                judge.record_ask("unknown-operand", "An argument this program is not known to take.", operand.span);
+                classifier.record_ask(
+                    "unknown-operand",
+                    "An argument this program is not known to take.",
+                    operand.span,
+                );
                 continue;
             }
         };
         search |= kind == ValueKind::Search;
-        flow.merge_taints(&value_of(judge, kind, operand));
+        flow.merge_taints(&value_of(classifier, kind, operand));
     }
-    match wanted.next() {
+    match expected.next() {
         Some(o) if o.kind == ValueKind::Search && o.many && !search => {
-            report_secret_search(judge, &ExpandedArgument::from_bytes(b".", at))
+            report_secret_search(classifier, &ExpandedArgument::from_bytes(b".", at))
         }
         Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(&entry.code) => {
-            judge.record_ask("unknown-use", "An argument is missing: what this does then is not known.", at);
+            classifier.record_ask("unknown-use", "An argument is missing: what this does then is not known.", at);
         }
         _ => {}
     }

@@ -3,14 +3,14 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::{CommandSpec, ValueKind, lists};
 use crate::options::ParsedArguments;
 use crate::paths;
 
 /// Classifies the write of `git config`, if it writes.
 pub(super) fn classify_config_write(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     entry: &CommandSpec,
     parsed: &ParsedArguments,
     at: (usize, usize),
@@ -24,23 +24,23 @@ pub(super) fn classify_config_write(
     let value = parsed.operands.get(1).and_then(|value| value.literal_value());
     let is_fine = is_harmless(&key) || value.is_some_and(|value| is_harmless_as(&key, &value));
     if is_fine && !parsed.has_option(lists::OTHER_WRITE_OPTIONS) {
-        judge.record_ask("changes-repository", "Changes the repository or its work tree.", span);
+        classifier.record_ask("changes-repository", "Changes the repository or its work tree.", span);
     } else {
-        judge.record_ask("unknown-operand", "An argument this program is not known to take.", span);
-        match default_config_file(judge, parsed) {
-            Some(file) => _ = judge.capabilities.insert(Capability::Write(RawText::from(file))),
-            None => super::confined::record_outside_write(judge, span),
+        classifier.record_ask("unknown-operand", "An argument this program is not known to take.", span);
+        match default_config_file(classifier, parsed) {
+            Some(file) => _ = classifier.capabilities.insert(Capability::Write(RawText::from(file))),
+            None => super::confined::record_outside_write(classifier, span),
         }
     }
 }
 
 /// Returns the file that is written by default: that of the repository of the directory.
-fn default_config_file(judge: &Classifier, parsed: &ParsedArguments) -> Option<Vec<u8>> {
+fn default_config_file(classifier: &Classifier, parsed: &ParsedArguments) -> Option<Vec<u8>> {
     if parsed.has_option(lists::OTHER_FILE_OPTIONS) {
         return None;
     }
     let name: &[u8] = if parsed.has_option(&["--worktree"]) { b".git/config.worktree" } else { b".git/config" };
-    paths::make_absolute(name, judge.scope.cwd.as_deref())
+    paths::make_absolute(name, classifier.scope.cwd.as_deref())
 }
 
 /// Returns whether a key that may name a program has a harmless value: no program, or the default

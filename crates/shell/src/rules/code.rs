@@ -3,9 +3,9 @@
 
 use stockade_model::Tier;
 
-use crate::crude;
+use crate::classify::Classifier;
+use crate::fallback_scan;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::script::{DynamicValue, NestedKind, SimpleCommand, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument, UNKNOWN_BYTE};
@@ -23,22 +23,22 @@ pub(super) fn is_interpreter(name: &[u8]) -> bool {
 }
 
 /// Classifies code whose bytes have these taints.
-fn classify_tainted(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
+fn classify_tainted(classifier: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
     if flow.fetched {
-        judge.record_denial("fetch-and-run", "Runs code from the network that nobody has seen.", at);
+        classifier.record_denial("fetch-and-run", "Runs code from the network that nobody has seen.", at);
     }
     if flow.decoded {
-        judge.record_denial("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
+        classifier.record_denial("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
     }
 }
 
 /// Classifies code from a pipe or a redirection.
-fn piped_code(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) -> DataFlow {
-    classify_tainted(judge, flow, at);
+fn piped_code(classifier: &mut Classifier, flow: &DataFlow, at: (usize, usize)) -> DataFlow {
+    classify_tainted(classifier, flow, at);
     match &flow.literal {
-        Some(text) => judge.walk_script(&text.clone(), &DataFlow::default(), at),
+        Some(text) => classifier.walk_script(&text.clone(), &DataFlow::default(), at),
         None => {
-            judge.seen.shell_reads = true;
+            classifier.seen.shell_reads = true;
             DataFlow::default()
         }
     }
@@ -46,9 +46,9 @@ fn piped_code(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) -> Da
 
 /// Classifies code in an argument. Parts that are not in the text become one unknown word, so that
 /// the other parts are still classified.
-fn argument_code(judge: &mut Classifier, argument: &ExpandedArgument, at: (usize, usize)) -> DataFlow {
-    classify_tainted(judge, &argument.flow, at);
-    judge.walk_script(&with_unknown_words(&argument.display_bytes()), &DataFlow::default(), at)
+fn argument_code(classifier: &mut Classifier, argument: &ExpandedArgument, at: (usize, usize)) -> DataFlow {
+    classify_tainted(classifier, &argument.flow, at);
+    classifier.walk_script(&with_unknown_words(&argument.display_bytes()), &DataFlow::default(), at)
 }
 
 fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
@@ -63,31 +63,31 @@ fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
 }
 
 /// Classifies data for `>(...)`: a shell there runs it.
-pub(crate) fn classify_shell_input(judge: &mut Classifier, simple: &SimpleCommand, flow: &DataFlow) {
+pub(crate) fn classify_shell_input(classifier: &mut Classifier, simple: &SimpleCommand, flow: &DataFlow) {
     let redirected = simple.redirects.iter().map(|redirect| &redirect.target);
     let mut nested = simple.words.iter().chain(redirected).flat_map(|word| &word.nested);
-    if judge.seen.shell_reads && nested.any(|nested| nested.kind == NestedKind::WriteTo) {
-        classify_tainted(judge, flow, simple.span);
+    if classifier.seen.shell_reads && nested.any(|nested| nested.kind == NestedKind::WriteTo) {
+        classify_tainted(classifier, flow, simple.span);
     }
 }
 
 /// Classifies words that a shell gets joined by spaces.
 pub(crate) fn classify_joined_words(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     words: &[ExpandedArgument],
     stdin: DataFlow,
     at: (usize, usize),
 ) -> DataFlow {
-    words.iter().for_each(|word| classify_tainted(judge, &word.flow, at));
+    words.iter().for_each(|word| classify_tainted(classifier, &word.flow, at));
     let words: Vec<Vec<u8>> = words.iter().map(ExpandedArgument::display_bytes).collect();
-    judge.walk_script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
+    classifier.walk_script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
 }
 
 /// Reports a program whose name is not in the text.
-pub(crate) fn dynamic_program(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
-    judge.record_ask("dynamic-program", "Which program runs is not in the text.", at);
-    judge.seen.dynamic_program = true;
-    classify_tainted(judge, flow, at);
+pub(crate) fn dynamic_program(classifier: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
+    classifier.record_ask("dynamic-program", "Which program runs is not in the text.", at);
+    classifier.seen.dynamic_program = true;
+    classify_tainted(classifier, flow, at);
 }
 
 /// Returns whether the command is exactly `bash -c TEXT`. The script is then classified as without
@@ -104,13 +104,13 @@ fn is_plain_script(invocation: &Invocation) -> bool {
 }
 
 /// Classifies `sh`, `bash` and their options before the script.
-pub(super) fn classify_shell(judge: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
+pub(super) fn classify_shell(classifier: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
     let at = invocation.span;
     if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has_argument("--version") {
         return None;
     }
     if !is_plain_script(invocation) {
-        judge.record_ask("nested-shell", "Starts a shell.", at);
+        classifier.record_ask("nested-shell", "Starts a shell.", at);
     }
     let (mut command, mut from_stdin) = (false, false);
     let mut words = invocation.arguments.iter();
@@ -138,23 +138,23 @@ pub(super) fn classify_shell(judge: &mut Classifier, invocation: &Invocation) ->
         }
     }
     // The arguments of the script, `$1` and so on.
-    if words.any(|word| super::output::names_secret(judge, word)) {
-        judge.seen.secret = true;
+    if words.any(|word| super::output::names_secret(classifier, word)) {
+        classifier.seen.secret = true;
     }
     Some(match operand {
-        Some(code) if command => argument_code(judge, code, at),
+        Some(code) if command => argument_code(classifier, code, at),
         Some(file) if !from_stdin => {
             if is_standard_input(&file.display_bytes()) {
-                piped_code(judge, &invocation.stdin, at)
+                piped_code(classifier, &invocation.stdin, at)
             } else {
-                judge.record_ask("runs-file", "Runs a file as code.", at);
-                classify_tainted(judge, &file.flow, at);
-                run_file(judge, file, CodeLanguage::Shell, at);
-                after_fetch(judge, at);
+                classifier.record_ask("runs-file", "Runs a file as code.", at);
+                classify_tainted(classifier, &file.flow, at);
+                run_file(classifier, file, CodeLanguage::Shell, at);
+                after_fetch(classifier, at);
                 DataFlow::default()
             }
         }
-        _ => piped_code(judge, &invocation.stdin, at),
+        _ => piped_code(classifier, &invocation.stdin, at),
     })
 }
 
@@ -163,20 +163,25 @@ pub(super) fn is_standard_input(path: &[u8]) -> bool {
 }
 
 /// Classifies a file that is run, if the script itself decoded content into it or wrote it.
-pub(crate) fn run_file(judge: &mut Classifier, file: &ExpandedArgument, language: CodeLanguage, at: (usize, usize)) {
-    let Some(path) = judge.absolute_path(file) else { return };
-    if judge.seen.decoded_files.contains(&path) {
-        classify_tainted(judge, &DataFlow { decoded: true, ..DataFlow::default() }, at);
+pub(crate) fn run_file(
+    classifier: &mut Classifier,
+    file: &ExpandedArgument,
+    language: CodeLanguage,
+    at: (usize, usize),
+) {
+    let Some(path) = classifier.absolute_path(file) else { return };
+    if classifier.seen.decoded_files.contains(&path) {
+        classify_tainted(classifier, &DataFlow { decoded: true, ..DataFlow::default() }, at);
     }
     // Removed meanwhile, because a text may run its own file.
-    let texts = std::mem::take(&mut judge.seen.written_texts);
+    let texts = std::mem::take(&mut classifier.seen.written_texts);
     for (_, text) in texts.iter().filter(|(written, _)| *written == path) {
         match language {
-            CodeLanguage::Shell => hidden_command(judge, text, at),
-            CodeLanguage::Other => super::payload::classify_program(judge, text, at),
+            CodeLanguage::Shell => hidden_command(classifier, text, at),
+            CodeLanguage::Other => super::payload::classify_program(classifier, text, at),
         }
     }
-    judge.seen.written_texts = texts;
+    classifier.seen.written_texts = texts;
 }
 
 /// Language of a file.
@@ -187,22 +192,22 @@ pub(crate) enum CodeLanguage {
 }
 
 /// Reports a program that is run by its path after data was fetched.
-fn after_fetch(judge: &mut Classifier, at: (usize, usize)) {
-    if judge.seen.fetched {
-        judge.record_denial("fetch-and-run", "Fetches something and runs it in one command.", at);
+fn after_fetch(classifier: &mut Classifier, at: (usize, usize)) {
+    if classifier.seen.fetched {
+        classifier.record_denial("fetch-and-run", "Fetches something and runs it in one command.", at);
     }
 }
 
 /// Reports programs named by path, and interpreters with a file, after a fetch.
-pub(super) fn runs_fetched(judge: &mut Classifier, invocation: &Invocation) {
-    let system = judge.context.home.as_bytes().is_empty();
+pub(super) fn runs_fetched(classifier: &mut Classifier, invocation: &Invocation) {
+    let system = classifier.context.home.as_bytes().is_empty();
     let own_path = invocation.qualified && !system;
     let operand = invocation.first_operand().is_some() || invocation.has_argument("-m");
     let runs = own_path
         || (is_interpreter(&invocation.name) && operand)
         || lists::has_word(lists::FETCHED_RUNNERS, &invocation.name);
     if runs {
-        after_fetch(judge, invocation.span);
+        after_fetch(classifier, invocation.span);
     }
     if is_interpreter(&invocation.name) {
         let file = invocation.arguments.iter().find(|a| !a.display_bytes().starts_with(b"-"));
@@ -210,25 +215,25 @@ pub(super) fn runs_fetched(judge: &mut Classifier, invocation: &Invocation) {
             && !invocation.has_argument("-c")
             && !invocation.has_argument("-e");
         if reads_stdin && !invocation.has_argument("--version") {
-            judge.seen.interpreter_reads |= invocation.stdin.literal.is_none();
-            classify_tainted(judge, &invocation.stdin, invocation.span);
+            classifier.seen.interpreter_reads |= invocation.stdin.literal.is_none();
+            classify_tainted(classifier, &invocation.stdin, invocation.span);
         }
         if let Some(file) = file {
-            classify_tainted(judge, &file.flow, invocation.span);
-            run_file(judge, file, CodeLanguage::Other, invocation.span);
+            classify_tainted(classifier, &file.flow, invocation.span);
+            run_file(classifier, file, CodeLanguage::Other, invocation.span);
         }
     }
     // Without a command of its own, it runs its input.
     if invocation.name == b"parallel" {
-        classify_tainted(judge, &invocation.stdin, invocation.span);
+        classify_tainted(classifier, &invocation.stdin, invocation.span);
     }
-    run_address(judge, invocation);
+    run_address(classifier, invocation);
 }
 
 /// Reports a program that fetches code by its address and runs it.
-pub(crate) fn run_address(judge: &mut Classifier, invocation: &Invocation) {
+pub(crate) fn run_address(classifier: &mut Classifier, invocation: &Invocation) {
     if runs_address(invocation) {
-        classify_tainted(judge, &DataFlow { fetched: true, ..DataFlow::default() }, invocation.span);
+        classify_tainted(classifier, &DataFlow { fetched: true, ..DataFlow::default() }, invocation.span);
     }
 }
 
@@ -248,61 +253,61 @@ fn runs_address(invocation: &Invocation) -> bool {
 }
 
 /// Classifies `eval`: the words joined by spaces.
-pub(super) fn classify_eval(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
-    judge.record_ask("evaluates-text", "Runs text as a command.", invocation.span);
+pub(super) fn classify_eval(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    classifier.record_ask("evaluates-text", "Runs text as a command.", invocation.span);
     let mut joined = ExpandedArgument { span: invocation.span, ..ExpandedArgument::default() };
     for argument in &invocation.arguments {
         joined.atoms.extend(argument.atoms.iter().cloned());
         joined.atoms.push(WordAtom::Byte { byte: b' ', quoted: true });
         joined.flow.merge_taints(&argument.flow);
     }
-    argument_code(judge, &joined, invocation.span)
+    argument_code(classifier, &joined, invocation.span)
 }
 
 /// Classifies `source` and `.`
-pub(super) fn source(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
-    judge.record_ask("runs-file", "Runs a file in this shell.", invocation.span);
+pub(super) fn source(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    classifier.record_ask("runs-file", "Runs a file in this shell.", invocation.span);
     let Some(file) = invocation.arguments.first() else { return DataFlow::default() };
-    classify_tainted(judge, &file.flow, invocation.span);
+    classify_tainted(classifier, &file.flow, invocation.span);
     if is_standard_input(&file.display_bytes()) {
-        return piped_code(judge, &invocation.stdin, invocation.span);
+        return piped_code(classifier, &invocation.stdin, invocation.span);
     }
-    run_file(judge, file, CodeLanguage::Shell, invocation.span);
-    after_fetch(judge, invocation.span);
+    run_file(classifier, file, CodeLanguage::Shell, invocation.span);
+    after_fetch(classifier, invocation.span);
     DataFlow::default()
 }
 
 /// Classifies `trap 'commands' SIGNAL`
-pub(super) fn classify_trap(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
-    judge.record_ask("stores-command", "Stores a command for later.", invocation.span);
+pub(super) fn classify_trap(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    classifier.record_ask("stores-command", "Stores a command for later.", invocation.span);
     match invocation.arguments.iter().find(|a| !a.display_bytes().starts_with(b"-")) {
-        Some(code) => argument_code(judge, code, invocation.span),
+        Some(code) => argument_code(classifier, code, invocation.span),
         None => DataFlow::default(),
     }
 }
 
 /// Classifies `su -c`, `script -c`: the option's value is a script.
-pub(super) fn with_command_option(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
-    judge.record_ask("nested-shell", "Starts a shell.", invocation.span);
+pub(super) fn with_command_option(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    classifier.record_ask("nested-shell", "Starts a shell.", invocation.span);
     if invocation.name == b"su" || invocation.name == b"runuser" {
-        judge.record_ask("privilege", "Asks for more privilege than the caller has.", invocation.span);
+        classifier.record_ask("privilege", "Asks for more privilege than the caller has.", invocation.span);
     }
     let position = invocation.arguments.iter().position(|a| {
         let text = a.display_bytes();
         text == b"--command" || (text.starts_with(b"-") && !text.starts_with(b"--") && text.ends_with(b"c"))
     });
     match position.and_then(|at| invocation.arguments.get(at + 1)) {
-        Some(code) => argument_code(judge, code, invocation.span),
+        Some(code) => argument_code(classifier, code, invocation.span),
         None => {
-            crude::look_among(judge, &invocation.arguments, invocation.span);
-            piped_code(judge, &invocation.stdin, invocation.span)
+            fallback_scan::look_among(classifier, &invocation.arguments, invocation.span);
+            piped_code(classifier, &invocation.stdin, invocation.span)
         }
     }
 }
 
 /// Classifies xargs(1): the command, followed by the words of standard input.
-pub(super) fn classify_xargs(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
-    judge.record_ask("wrapper", "A program that runs another program.", invocation.span);
+pub(super) fn classify_xargs(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    classifier.record_ask("wrapper", "A program that runs another program.", invocation.span);
     let mut at = 0;
     let mut separator: Option<u8> = None;
     let mut replaced: Option<Vec<u8>> = None;
@@ -353,7 +358,7 @@ pub(super) fn classify_xargs(judge: &mut Classifier, invocation: &Invocation) ->
         Some(mark) if !mark.is_empty() => command.iter_mut().for_each(|argument| replace_mark(argument, &mark, &items)),
         _ => command.extend(items),
     }
-    judge.classify_command(command, DataFlow::default(), invocation.span)
+    classifier.classify_command(command, DataFlow::default(), invocation.span)
 }
 
 /// Returns the words that xargs reads; one unknown word if they are not in the text.
@@ -385,18 +390,18 @@ fn replace_mark(argument: &mut ExpandedArgument, mark: &[u8], items: &[ExpandedA
 
 /// Classifies text that a program will run by itself, for denials only, because the program is
 /// `ask` already.
-pub(crate) fn hidden_command(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
-    denials_only(judge, |judge| {
-        judge.walk_script(text, &DataFlow::default(), at);
+pub(crate) fn hidden_command(classifier: &mut Classifier, text: &[u8], at: (usize, usize)) {
+    denials_only(classifier, |classifier| {
+        classifier.walk_script(text, &DataFlow::default(), at);
     });
 }
 
 /// Keeps only the denials among the findings of `look`, and the effects that need consent.
-pub(crate) fn denials_only(judge: &mut Classifier, look: impl FnOnce(&mut Classifier)) {
-    let before = judge.findings.len();
-    look(judge);
+pub(crate) fn denials_only(classifier: &mut Classifier, look: impl FnOnce(&mut Classifier)) {
+    let before = classifier.findings.len();
+    look(classifier);
     let mut index = 0;
-    judge.findings.retain(|f| {
+    classifier.findings.retain(|f| {
         index += 1;
         index <= before || f.tier == Tier::Deny || f.impact.needs_consent()
     });

@@ -2,8 +2,8 @@
 
 use stockade_model::{Capability, RawText};
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::paths::{self, PathLocation};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};
@@ -11,17 +11,19 @@ use crate::words::{DataFlow, ExpandedArgument};
 use super::hazards::matches_word;
 
 /// Classifies the destruction by one command.
-pub(super) fn classify_destruction(judge: &mut Classifier, invocation: &Invocation) {
+pub(super) fn classify_destruction(classifier: &mut Classifier, invocation: &Invocation) {
     match invocation.name.as_slice() {
         b"rm" | b"grm" | b"srm" | b"rmdir" | b"unlink" | b"shred" | b"trash" | b"wipe" | b"gio" | b"del"
-        | b"rimraf" => classify_deletion(judge, invocation),
-        b"find" | b"gfind" | b"bfs" => classify_find(judge, invocation),
-        b"fd" | b"fdfind" => classify_fd(judge, invocation),
-        b"tar" | b"bsdtar" | b"zip" | b"7z" => classify_archiver(judge, invocation),
-        b"mv" | b"rename" => classify_move(judge, invocation),
-        b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => classify_mode_change(judge, invocation),
-        b"rsync" | b"rclone" | b"robocopy" => classify_mirror(judge, invocation),
-        b"git" => classify_git(judge, invocation),
+        | b"rimraf" => classify_deletion(classifier, invocation),
+        b"find" | b"gfind" | b"bfs" => classify_find(classifier, invocation),
+        b"fd" | b"fdfind" => classify_fd(classifier, invocation),
+        b"tar" | b"bsdtar" | b"zip" | b"7z" => classify_archiver(classifier, invocation),
+        b"mv" | b"rename" => classify_move(classifier, invocation),
+        b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => {
+            classify_mode_change(classifier, invocation)
+        }
+        b"rsync" | b"rclone" | b"robocopy" => classify_mirror(classifier, invocation),
+        b"git" => classify_git(classifier, invocation),
         _ => {}
     }
 }
@@ -55,54 +57,58 @@ fn has_option(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
     })
 }
 
-fn classify_deletion(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_deletion(classifier: &mut Classifier, invocation: &Invocation) {
     let (options, operands) = split_options(&invocation.arguments, &["-n", "-s", "--iterations", "--size"]);
     let tree = has_option(&options, b"rR", "recursive")
         || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
     if invocation.name == b"shred" && !has_option(&options, b"u", "remove") {
         for operand in &operands {
-            let path = judge.absolute_path(operand);
+            let path = classifier.absolute_path(operand);
             if let Some(path) = path {
-                super::write::classify_target(judge, &path, true, operand.span);
+                super::write::classify_target(classifier, &path, true, operand.span);
             }
         }
     }
     for operand in &operands {
-        classify_deleted_path(judge, operand, tree, invocation.span);
+        classify_deleted_path(classifier, operand, tree, invocation.span);
     }
 }
 
 /// Classifies one path that is deleted.
 pub(crate) fn classify_deleted_path(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     operand: &ExpandedArgument,
     tree: bool,
     at: (usize, usize),
 ) {
     if tree && is_all_of_unknown(operand) {
-        super::impact::record_impact(judge, "deletes-unknown", at);
+        super::impact::record_impact(classifier, "deletes-unknown", at);
     }
-    let Some(path) = judge.absolute_path(operand) else { return };
-    judge.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
+    let Some(path) = classifier.absolute_path(operand) else { return };
+    classifier.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
     let (_, globbed) = paths::without_trailing_globs(&path);
     let many = tree || globbed;
-    match paths::locate_path(&path, judge.context) {
+    match paths::locate_path(&path, classifier.context) {
         PathLocation::Ancestor if many => {
-            judge.record_denial("destroys-system", "Deletes a home, or a directory above the workspace.", at)
+            classifier.record_denial("destroys-system", "Deletes a home, or a directory above the workspace.", at)
         }
         PathLocation::Ancestor => {}
         PathLocation::System if paths::is_log(&path) => {
-            judge.record_denial("wipes-log", "Removes records of what happened.", at)
+            classifier.record_denial("wipes-log", "Removes records of what happened.", at)
         }
-        PathLocation::System => judge.record_denial("destroys-system", "Deletes a part of the system.", at),
+        PathLocation::System => classifier.record_denial("destroys-system", "Deletes a part of the system.", at),
         PathLocation::Home | PathLocation::Elsewhere if paths::is_log(&path) => {
-            judge.record_denial("wipes-log", "Removes records of what happened.", at);
+            classifier.record_denial("wipes-log", "Removes records of what happened.", at);
         }
-        PathLocation::Home if many => judge.record_denial("destroys-home", "Deletes beyond the workspace.", at),
-        PathLocation::Home if paths::path_sensitivity(&path, judge.context) == Some(paths::PathSensitivity::Secret) => {
-            judge.record_denial("destroys-home", "Deletes keys or credentials.", at);
+        PathLocation::Home if many => classifier.record_denial("destroys-home", "Deletes beyond the workspace.", at),
+        PathLocation::Home
+            if paths::path_sensitivity(&path, classifier.context) == Some(paths::PathSensitivity::Secret) =>
+        {
+            classifier.record_denial("destroys-home", "Deletes keys or credentials.", at);
         }
-        PathLocation::Elsewhere if many => judge.record_denial("destroys-system", "Deletes beyond the workspace.", at),
+        PathLocation::Elsewhere if many => {
+            classifier.record_denial("destroys-system", "Deletes beyond the workspace.", at)
+        }
         _ => {}
     }
 }
@@ -122,7 +128,7 @@ fn is_all_of_unknown(operand: &ExpandedArgument) -> bool {
         && rest.iter().all(|b| b"/*.?".contains(b))
 }
 
-fn classify_find(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_find(classifier: &mut Classifier, invocation: &Invocation) {
     let words = &invocation.arguments;
     let expression = words
         .iter()
@@ -139,16 +145,16 @@ fn classify_find(judge: &mut Classifier, invocation: &Invocation) {
         starts.push(ExpandedArgument::from_bytes(b".", invocation.span));
     }
     if invocation.has_argument("-delete") {
-        starts.iter().for_each(|start| classify_deleted_path(judge, start, true, invocation.span));
+        starts.iter().for_each(|start| classify_deleted_path(classifier, start, true, invocation.span));
     }
     let mut at = expression;
     while let Some(word) = words.get(at) {
         at += 1;
         let text = word.display_bytes();
         if matches!(text.as_slice(), b"-fprint" | b"-fprint0" | b"-fls" | b"-fprintf")
-            && let Some(path) = words.get(at).and_then(|w| judge.absolute_path(w))
+            && let Some(path) = words.get(at).and_then(|w| classifier.absolute_path(w))
         {
-            super::write::classify_target(judge, &path, true, word.span);
+            super::write::classify_target(classifier, &path, true, word.span);
         }
         if !matches!(text.as_slice(), b"-exec" | b"-execdir" | b"-ok" | b"-okdir") {
             continue;
@@ -158,7 +164,7 @@ fn classify_find(judge: &mut Classifier, invocation: &Invocation) {
         at += end;
         for start in &starts {
             let command = rest[..end].iter().map(|w| with_found(w, start)).collect();
-            judge.classify_command(command, DataFlow::default(), invocation.span);
+            classifier.classify_command(command, DataFlow::default(), invocation.span);
         }
     }
 }
@@ -175,7 +181,7 @@ fn with_found(word: &ExpandedArgument, start: &ExpandedArgument) -> ExpandedArgu
 }
 
 /// Classifies `fd PATTERN PATH... -x COMMAND`: the found paths follow the command.
-fn classify_fd(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_fd(classifier: &mut Classifier, invocation: &Invocation) {
     let words = &invocation.arguments;
     let runs =
         words.iter().position(|w| matches!(w.display_bytes().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
@@ -185,37 +191,37 @@ fn classify_fd(judge: &mut Classifier, invocation: &Invocation) {
     let found = operands.get(1).cloned().unwrap_or_else(|| ExpandedArgument::from_bytes(b".", invocation.span));
     let mark = ExpandedArgument::from_bytes(b"{}", invocation.span);
     let command = words[at + 1..].iter().chain(std::iter::once(&mark)).map(|word| with_found(word, &found)).collect();
-    judge.classify_command(command, DataFlow::default(), invocation.span);
+    classifier.classify_command(command, DataFlow::default(), invocation.span);
 }
 
 /// Classifies archivers that remove the packed files.
-fn classify_archiver(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_archiver(classifier: &mut Classifier, invocation: &Invocation) {
     if !["--remove-files", "-m", "--move", "-sdel"].iter().any(|option| invocation.has_argument(option)) {
         return;
     }
     let (_, operands) = split_options(&invocation.arguments, &["-f", "-C"]);
     for operand in &operands {
-        classify_deleted_path(judge, operand, true, invocation.span);
+        classify_deleted_path(classifier, operand, true, invocation.span);
     }
 }
 
-fn classify_move(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_move(classifier: &mut Classifier, invocation: &Invocation) {
     let (options, mut operands) = split_options(&invocation.arguments, &["-t", "--target-directory", "-S", "--suffix"]);
     if !options.iter().any(|o| o.starts_with(b"-t") || o.starts_with(b"--target")) {
         operands.pop();
     }
     for operand in &operands {
-        let Some(path) = judge.absolute_path(operand) else { continue };
-        let place = paths::locate_path(&path, judge.context);
+        let Some(path) = classifier.absolute_path(operand) else { continue };
+        let place = paths::locate_path(&path, classifier.context);
         if matches!(place, PathLocation::Ancestor | PathLocation::System) {
-            judge.record_denial("destroys-system", "Moves a home or a part of the system away.", invocation.span);
+            classifier.record_denial("destroys-system", "Moves a home or a part of the system away.", invocation.span);
         } else if paths::is_log(&path) && place != PathLocation::Workspace {
-            judge.record_denial("wipes-log", "Moves records of what happened away.", invocation.span);
+            classifier.record_denial("wipes-log", "Moves records of what happened away.", invocation.span);
         }
     }
 }
 
-fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_mode_change(classifier: &mut Classifier, invocation: &Invocation) {
     let (options, operands) = split_options(&invocation.arguments, &["--reference", "--from", "-m", "-x"]);
     let by_reference = options.iter().any(|o| o.starts_with(b"--reference"));
     let texts = invocation.known_texts();
@@ -227,7 +233,7 @@ fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
     if invocation.name == b"chmod" {
         let setuid = texts.iter().any(|m| sets_user_id(m));
         if setuid {
-            judge.record_denial(
+            classifier.record_denial(
                 "privilege-escalation",
                 "Makes a program run with its owner's powers.",
                 invocation.span,
@@ -235,28 +241,32 @@ fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
         }
     }
     for operand in operands.iter().skip(usize::from(mode.is_some())) {
-        let Some(path) = judge.absolute_path(operand) else { continue };
+        let Some(path) = classifier.absolute_path(operand) else { continue };
         let (_, globbed) = paths::without_trailing_globs(&path);
-        let system_file = super::write::is_guarded(judge, &path);
-        match paths::locate_path(&path, judge.context) {
+        let system_file = super::write::is_guarded(classifier, &path);
+        match paths::locate_path(&path, classifier.context) {
             PathLocation::Ancestor if tree || globbed => {
-                judge.record_denial("destroys-system", "Changes the access to a home or the system.", invocation.span);
+                classifier.record_denial(
+                    "destroys-system",
+                    "Changes the access to a home or the system.",
+                    invocation.span,
+                );
             }
             PathLocation::Ancestor if path == b"/" => {
-                judge.record_denial("destroys-system", "Changes the access to the system.", invocation.span)
+                classifier.record_denial("destroys-system", "Changes the access to the system.", invocation.span)
             }
-            PathLocation::System => judge.record_denial(
+            PathLocation::System => classifier.record_denial(
                 "weakens-protection",
                 "Changes the access to a part of the system.",
                 invocation.span,
             ),
-            PathLocation::Home if tree => judge.record_denial(
+            PathLocation::Home if tree => classifier.record_denial(
                 "destroys-home",
                 "Changes the access to much beyond the workspace.",
                 invocation.span,
             ),
             _ if system_file && allows_every_user(mode.as_deref().unwrap_or_default()) => {
-                judge.record_denial("weakens-protection", "Opens a protected file to others.", invocation.span);
+                classifier.record_denial("weakens-protection", "Opens a protected file to others.", invocation.span);
             }
             _ => {}
         }
@@ -288,7 +298,7 @@ fn allows_every_user(mode: &[u8]) -> bool {
     }
 }
 
-fn classify_mirror(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_mirror(classifier: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let deletes = texts.iter().any(|t| {
         matches_word("--del*", t)
@@ -300,25 +310,29 @@ fn classify_mirror(judge: &mut Classifier, invocation: &Invocation) {
     let (_, operands) =
         split_options(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
     if let Some(last) = operands.last().filter(|o| deletes && !o.display_bytes().contains(&b':')) {
-        classify_deleted_path(judge, last, true, invocation.span);
+        classify_deleted_path(classifier, last, true, invocation.span);
     }
 }
 
 const WORK_TREE_OPTION: &[u8] = b"--work-tree=";
 
-fn classify_git(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_git(classifier: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let elsewhere = texts.iter().position(|t| t == b"-C").and_then(|i| invocation.arguments.get(i + 1));
     let named = texts.iter().zip(&invocation.arguments).find(|(text, _)| text.starts_with(WORK_TREE_OPTION));
     let directory = match (named, elsewhere) {
-        (Some((_, argument)), _) => judge.absolute_path(&argument.skip_atoms(WORK_TREE_OPTION.len())),
-        (None, Some(argument)) => judge.absolute_path(argument),
-        (None, None) => judge.scope.cwd.clone(),
+        (Some((_, argument)), _) => classifier.absolute_path(&argument.skip_atoms(WORK_TREE_OPTION.len())),
+        (None, Some(argument)) => classifier.absolute_path(argument),
+        (None, None) => classifier.scope.cwd.clone(),
     };
     let cleans = texts.iter().any(|t| t == b"clean") && texts.iter().any(|t| t.starts_with(b"-") && t.contains(&b'f'));
     let resets = texts.iter().any(|t| t == b"reset") && texts.iter().any(|t| t == b"--hard");
     let Some(directory) = directory.filter(|_| cleans || resets) else { return };
-    if matches!(paths::locate_path(&directory, judge.context), PathLocation::Ancestor | PathLocation::System) {
-        judge.record_denial("destroys-system", "Cleans a repository above or beyond the workspace.", invocation.span);
+    if matches!(paths::locate_path(&directory, classifier.context), PathLocation::Ancestor | PathLocation::System) {
+        classifier.record_denial(
+            "destroys-system",
+            "Cleans a repository above or beyond the workspace.",
+            invocation.span,
+        );
     }
 }

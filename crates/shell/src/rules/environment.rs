@@ -1,7 +1,7 @@
 //! Variables set for one command. A short list of them changes only the look of output; any other
 //! may name a program, a library or a file.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 
@@ -36,17 +36,22 @@ pub(crate) fn is_harmless(name: &[u8], value: &ExpandedArgument) -> bool {
 }
 
 /// Records an assignment that may change the code that runs.
-pub(crate) fn classify_assignment(judge: &mut Classifier, name: &[u8], value: &ExpandedArgument, at: (usize, usize)) {
+pub(crate) fn classify_assignment(
+    classifier: &mut Classifier,
+    name: &[u8],
+    value: &ExpandedArgument,
+    at: (usize, usize),
+) {
     let injecting = lists::has_word(lists::INJECTING_VARIABLES, name);
     let message = if injecting {
         "Sets a variable that loads code into programs."
     } else {
         "Sets a variable that may change what runs."
     };
-    judge.record_ask("sets-environment", message, at);
-    super::impact::classify_variable(judge, name, value, at);
+    classifier.record_ask("sets-environment", message, at);
+    super::impact::classify_variable(classifier, name, value, at);
     // `GIT_SSH_COMMAND='...'`, `PAGER='...'`: the value is a command.
     if let Some(text) = value.literal_value().filter(|t| t.contains(&b' ')) {
-        judge.walk_script(&text, &crate::words::DataFlow::default(), at);
+        classifier.walk_script(&text, &crate::words::DataFlow::default(), at);
     }
 }

@@ -3,8 +3,8 @@
 
 use stockade_model::wildcard_matches;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::hazards;
 
 /// Returns the message of a code.
@@ -35,21 +35,21 @@ pub(super) fn matches_word(pattern: &str, word: &[u8]) -> bool {
     if pattern.first() != word.first() && !matches!(pattern.first(), Some(b'*' | b'?')) {
         return false;
     }
-    wildcard_matches(pattern, word, b'*', |wanted, found| wanted == b'?' || wanted == found)
+    wildcard_matches(pattern, word, b'*', |pattern_byte, found| pattern_byte == b'?' || pattern_byte == found)
 }
 
 /// Classifies a command by the table.
-pub(crate) fn classify_hazards(judge: &mut Classifier, invocation: &Invocation) {
+pub(crate) fn classify_hazards(classifier: &mut Classifier, invocation: &Invocation) {
     let has = |patterns: &[&str]| patterns.iter().any(|p| invocation.known_texts().iter().any(|w| matches_word(p, w)));
     for hazard in hazards::program_hazards(&invocation.name) {
         if hazard.needs.iter().all(|group| has(group)) && !has(hazard.unless) {
-            judge.record_denial(hazard.code, hazard_message(hazard.code), invocation.span);
+            classifier.record_denial(hazard.code, hazard_message(hazard.code), invocation.span);
         }
     }
     // A crontab is installed from a file or from standard input.
-    let told =
+    let has_mode_option =
         ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has_argument(option));
-    if invocation.name == b"crontab" && !told {
-        judge.record_denial("persistence", hazard_message("persistence"), invocation.span);
+    if invocation.name == b"crontab" && !has_mode_option {
+        classifier.record_denial("persistence", hazard_message("persistence"), invocation.span);
     }
 }

@@ -4,8 +4,8 @@
 
 use stockade_model::Impact;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::impacts::{self, Options, ProgramUse};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};
@@ -46,7 +46,7 @@ pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static
     let arguments = arguments.iter().map(|text| ExpandedArgument::from_bytes(text, (0, 0))).collect();
     let invocation = Invocation::new(program.to_owned(), false, arguments, DataFlow::default(), (0, 0));
     let line = InvocationLine::from_invocation(&invocation);
-    let is_had = |known: &&ProgramUse| !line.is_rehearsal(known) && matches!(line.match_use(known), UseMatch::Yes);
+    let is_had = |known: &&ProgramUse| !line.is_dry_run(known) && matches!(line.match_use(known), UseMatch::Yes);
     let mut codes: Vec<_> = impacts::program_uses(program).filter(is_had).map(|known| known.code).collect();
     codes.retain(|code| !CLASSIFIED_ELSEWHERE.contains(code));
     codes.sort_unstable();
@@ -55,18 +55,18 @@ pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static
 }
 
 /// Records the effect with this code.
-pub(crate) fn record_impact(judge: &mut Classifier, code: &str, at: (usize, usize)) {
+pub(crate) fn record_impact(classifier: &mut Classifier, code: &str, at: (usize, usize)) {
     let (impact, message) = impacts::code_impact(code);
-    judge.record_effect(impact, code, message, at);
+    classifier.record_effect(impact, code, message, at);
 }
 
 /// Classifies a command by the table.
-pub(super) fn classify_impacts(judge: &mut Classifier, invocation: &Invocation) {
+pub(super) fn classify_impacts(classifier: &mut Classifier, invocation: &Invocation) {
     if matches!(invocation.name.as_slice(), b"export" | b"declare" | b"typeset") {
         for argument in &invocation.arguments {
             let text = argument.display_bytes();
             if let Some(split) = text.iter().position(|b| *b == b'=') {
-                classify_variable(judge, &text[..split], &argument.skip_atoms(split + 1), invocation.span);
+                classify_variable(classifier, &text[..split], &argument.skip_atoms(split + 1), invocation.span);
             }
         }
     }
@@ -77,28 +77,33 @@ pub(super) fn classify_impacts(judge: &mut Classifier, invocation: &Invocation) 
     let line = InvocationLine::from_invocation(invocation);
     let mut unknown = false;
     for known in uses {
-        if line.is_rehearsal(known) {
+        if line.is_dry_run(known) {
             continue;
         }
         match line.match_use(known) {
             UseMatch::Yes => {
-                record_impact(judge, known.code, invocation.span);
-                judge.effects.insert((known.code, invocation.name.clone()));
+                record_impact(classifier, known.code, invocation.span);
+                classifier.effects.insert((known.code, invocation.name.clone()));
             }
             UseMatch::Unknown => unknown = true,
             UseMatch::No => {}
         }
     }
     if unknown && line.options.acts {
-        record_impact(judge, "unknown-action", invocation.span);
+        record_impact(classifier, "unknown-action", invocation.span);
     }
 }
 
 /// Classifies a variable that may name a package index.
-pub(crate) fn classify_variable(judge: &mut Classifier, name: &[u8], value: &ExpandedArgument, at: (usize, usize)) {
+pub(crate) fn classify_variable(
+    classifier: &mut Classifier,
+    name: &[u8],
+    value: &ExpandedArgument,
+    at: (usize, usize),
+) {
     let Some(variables) = impacts::variable_group(name) else { return };
     if value.display_bytes().split(|b| b" ,|".contains(b)).any(|part| is_foreign(part, variables.hosts)) {
-        record_impact(judge, variables.code, at);
+        record_impact(classifier, variables.code, at);
     }
 }
 
@@ -177,7 +182,7 @@ impl<'a> InvocationLine<'a> {
 
     /// Returns whether an option makes this use a dry run. An option counts only if it cannot be
     /// the value of the one before it.
-    fn is_rehearsal(&self, known: &ProgramUse) -> bool {
+    fn is_dry_run(&self, known: &ProgramUse) -> bool {
         let mut may_want = false;
         let mut found = false;
         // `-h` asks for help, unless a word follows that it could be an option for.
@@ -260,11 +265,11 @@ impl<'a> InvocationLine<'a> {
     }
 
     fn one_sequence(&self, sequence: &[&[&str]]) -> SequenceMatch {
-        let mut wanted = sequence.iter();
-        let Some(mut next) = wanted.next() else { return SequenceMatch::No };
+        let mut steps = sequence.iter();
+        let Some(mut next) = steps.next() else { return SequenceMatch::No };
         for (index, word) in self.words.iter().enumerate().filter(|(_, word)| is_operand(word)) {
             if next.iter().any(|pattern| matches_word(pattern, word.text)) && !word.argument.starts_unknown() {
-                match wanted.next() {
+                match steps.next() {
                     Some(another) => next = another,
                     None => return SequenceMatch::At(index + 1),
                 }

@@ -13,45 +13,45 @@ pub(crate) mod output;
 pub(crate) mod payload;
 pub(crate) mod write;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::script::ScriptStatement;
 use crate::words::{DataFlow, ExpandedArgument};
 
 /// Classifies commands that run text or words as commands; `None` if this is none of them.
-pub(crate) fn runs_inner(judge: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
+pub(crate) fn runs_inner(classifier: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
     match invocation.name.as_slice() {
-        name if code::is_shell(name) => code::classify_shell(judge, invocation),
-        b"eval" => Some(code::classify_eval(judge, invocation)),
-        b"source" | b"." => Some(code::source(judge, invocation)),
-        b"trap" => Some(code::classify_trap(judge, invocation)),
-        b"xargs" | b"gxargs" => Some(code::classify_xargs(judge, invocation)),
-        b"su" | b"script" | b"runuser" | b"sg" => Some(code::with_command_option(judge, invocation)),
+        name if code::is_shell(name) => code::classify_shell(classifier, invocation),
+        b"eval" => Some(code::classify_eval(classifier, invocation)),
+        b"source" | b"." => Some(code::source(classifier, invocation)),
+        b"trap" => Some(code::classify_trap(classifier, invocation)),
+        b"xargs" | b"gxargs" => Some(code::classify_xargs(classifier, invocation)),
+        b"su" | b"script" | b"runuser" | b"sg" => Some(code::with_command_option(classifier, invocation)),
         _ => None,
     }
 }
 
 /// Classifies one command by every rule. Returns the flow of its output.
-pub(crate) fn apply_all_rules(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(crate) fn apply_all_rules(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut flow = DataFlow::default();
-    hazards::classify_hazards(judge, invocation);
-    impact::classify_impacts(judge, invocation);
-    destroy::classify_destruction(judge, invocation);
-    write::classify_writes(judge, invocation);
-    payload::classify_payload(judge, invocation);
-    code::runs_fetched(judge, invocation);
-    flow.merge_taints(&network::classify_network(judge, invocation));
-    flow.merge_taints(&output::command_taints(judge, invocation));
+    hazards::classify_hazards(classifier, invocation);
+    impact::classify_impacts(classifier, invocation);
+    destroy::classify_destruction(classifier, invocation);
+    write::classify_writes(classifier, invocation);
+    payload::classify_payload(classifier, invocation);
+    code::runs_fetched(classifier, invocation);
+    flow.merge_taints(&network::classify_network(classifier, invocation));
+    flow.merge_taints(&output::command_taints(classifier, invocation));
     flow
 }
 
 /// Classifies the script as a whole: effects that only several commands together show.
-pub(crate) fn judge_whole(judge: &mut Classifier, at: (usize, usize)) {
-    if judge.seen.secret && judge.seen.sends {
-        judge.record_denial("exfiltration", "Reads a secret and reaches another host.", at);
+pub(crate) fn classify_whole(classifier: &mut Classifier, at: (usize, usize)) {
+    if classifier.seen.secret && classifier.seen.sends {
+        classifier.record_denial("exfiltration", "Reads a secret and reaches another host.", at);
     }
-    if judge.seen.socket && (judge.seen.shell_reads || judge.seen.dynamic_program) {
-        judge.record_denial("reverse-shell", "A shell takes its commands from another host.", at);
+    if classifier.seen.socket && (classifier.seen.shell_reads || classifier.seen.dynamic_program) {
+        classifier.record_denial("reverse-shell", "A shell takes its commands from another host.", at);
     }
 }
 

@@ -3,8 +3,8 @@
 
 use stockade_model::Capability;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -61,12 +61,12 @@ fn is_secret_name(name: &[u8]) -> bool {
 }
 
 /// Classifies one command. Returns the flow of its output.
-pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(super) fn classify_network(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut flow = DataFlow::default();
     let at = invocation.span;
     // zsh's own command for a connection, which becomes a descriptor.
     if invocation.name == b"ztcp" {
-        super::write::report_socket(judge, at);
+        super::write::report_socket(classifier, at);
     }
     let sends = matches_any(lists::SENDERS, &invocation.name) || is_use(lists::SENDING_USES, invocation);
     let fetches = matches_any(lists::FETCHERS, &invocation.name)
@@ -77,42 +77,42 @@ pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) 
         return flow;
     }
     if !is_local_git(invocation) {
-        judge.capabilities.insert(Capability::Network(None));
+        classifier.capabilities.insert(Capability::Network(None));
     }
     if sends {
-        judge.seen.sends = true;
+        classifier.seen.sends = true;
         let tainted = invocation.stdin.secret
             || sends_secret_variable(invocation)
             || invocation.arguments.iter().any(|a| a.flow.secret);
-        let named =
-            !is_identity_use(invocation) && invocation.arguments.iter().any(|a| super::output::names_secret(judge, a));
+        let named = !is_identity_use(invocation)
+            && invocation.arguments.iter().any(|a| super::output::names_secret(classifier, a));
         // `sftp`, `ftp`, `curl -K -`: standard input names the files to send.
-        let listed = invocation.stdin.literal.as_deref().is_some_and(|text| lists_secret(judge, text, at));
+        let listed = invocation.stdin.literal.as_deref().is_some_and(|text| lists_secret(classifier, text, at));
         if tainted || named || listed {
-            judge.record_denial("exfiltration", "Sends a secret to another host.", at);
+            classifier.record_denial("exfiltration", "Sends a secret to another host.", at);
         }
-        if (is_raw(&invocation.name) || invocation.has_argument("s_client")) && judge.seen.shell_reads {
-            judge.record_denial("reverse-shell", "A shell is connected to another host.", at);
+        if (is_raw(&invocation.name) || invocation.has_argument("s_client")) && classifier.seen.shell_reads {
+            classifier.record_denial("reverse-shell", "A shell is connected to another host.", at);
         }
     }
     flow.fetched = fetches;
     // The metadata services of clouds return credentials.
     flow.secret = invocation.known_texts().iter().any(|t| lists::contains_any(t, lists::METADATA_ADDRESSES));
     if flow.secret {
-        super::impact::record_impact(judge, "cloud-metadata", at);
+        super::impact::record_impact(classifier, "cloud-metadata", at);
     }
     if is_data_stored(invocation) {
-        judge.seen.fetched = true;
+        classifier.seen.fetched = true;
     }
     flow
 }
 
 /// Returns whether a word of the text is the path of a secret.
-fn lists_secret(judge: &Classifier, text: &[u8], at: (usize, usize)) -> bool {
+fn lists_secret(classifier: &Classifier, text: &[u8], at: (usize, usize)) -> bool {
     let words = text.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\''));
     words.filter(|word| !word.is_empty()).take(MAX_LISTED_WORDS).any(|word| {
         (word.starts_with(b"/") || word.starts_with(b"~"))
-            && super::output::names_secret(judge, &ExpandedArgument::from_bytes(word, at))
+            && super::output::names_secret(classifier, &ExpandedArgument::from_bytes(word, at))
     })
 }
 

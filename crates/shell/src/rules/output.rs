@@ -1,8 +1,8 @@
 //! Output of a command: the bytes, if the text shows them, and whether they are encoded, endless or
 //! secret.
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists::{self, contains};
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -114,7 +114,7 @@ fn decode_escapes(text: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the taints that a command adds to data that passes through it.
-pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+pub(crate) fn command_taints(classifier: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let words = invocation.known_texts();
     let has = |list: &[&str]| words.iter().any(|w| super::hazards::matches_any(list, w));
     let decodes = match invocation.name.as_slice() {
@@ -145,12 +145,12 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
         _ => is_use(lists::SECRET_USES, invocation),
     };
     if secret {
-        judge.seen.secret = true;
+        classifier.seen.secret = true;
     }
     // Any command with a secret file as an operand may send it on.
-    let named = invocation.arguments.iter().any(|a| names_secret(judge, a));
+    let named = invocation.arguments.iter().any(|a| names_secret(classifier, a));
     if named && !super::network::is_identity_use(invocation) {
-        judge.seen.secret = true;
+        classifier.seen.secret = true;
     }
     let endless = invocation.name == b"yes"
         || words.iter().any(|w| matches!(w.as_slice(), b"/dev/urandom" | b"/dev/zero" | b"/dev/random"));
@@ -166,26 +166,26 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
 const MAX_CANDIDATES: usize = 16;
 
 /// Returns whether an argument is the path of a secret, alone or after `@`, `=` or `file://`.
-pub(super) fn names_secret(judge: &Classifier, argument: &ExpandedArgument) -> bool {
+pub(super) fn names_secret(classifier: &Classifier, argument: &ExpandedArgument) -> bool {
     let shown = argument.display_bytes();
     // Text with spaces or patterns is not a path.
     if shown.len() > 512 || shown.iter().any(|b| matches!(b, b'\n' | b'(' | b'|' | b'\\')) {
         return false;
     }
     path_candidates(&shown).into_iter().any(|candidate| {
-        let candidate = expand_home(candidate, judge);
+        let candidate = expand_home(candidate, classifier);
         let plain = !candidate.is_empty() && !candidate.contains(&b' ');
         plain
             && looks_like_path(&candidate)
-            && crate::paths::make_absolute(&candidate, judge.scope.cwd.as_deref()).is_some_and(|path| {
-                crate::paths::path_sensitivity(&path, judge.context) == Some(crate::paths::PathSensitivity::Secret)
+            && crate::paths::make_absolute(&candidate, classifier.scope.cwd.as_deref()).is_some_and(|path| {
+                crate::paths::path_sensitivity(&path, classifier.context) == Some(crate::paths::PathSensitivity::Secret)
             })
     })
 }
 
-fn expand_home(text: &[u8], judge: &Classifier) -> Vec<u8> {
+fn expand_home(text: &[u8], classifier: &Classifier) -> Vec<u8> {
     match text.strip_prefix(b"~/") {
-        Some(rest) => [judge.context.home.as_bytes(), b"/", rest].concat(),
+        Some(rest) => [classifier.context.home.as_bytes(), b"/", rest].concat(),
         None => text.to_vec(),
     }
 }

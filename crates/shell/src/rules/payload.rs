@@ -2,8 +2,8 @@
 //! parsed. Its string literals and a few names are enough to find obvious effects. Finds denials
 //! only, because running code is `ask` anyway.
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists::{self, contains, contains_any};
 use crate::words::ExpandedArgument;
 
@@ -16,19 +16,19 @@ const MAX_PROGRAM_BYTES: usize = 32 * 1024;
 const MAX_PROGRAMS: usize = 32;
 
 /// Classifies one command's embedded code.
-pub(super) fn classify_payload(judge: &mut Classifier, invocation: &Invocation) {
+pub(super) fn classify_payload(classifier: &mut Classifier, invocation: &Invocation) {
     let at = invocation.span;
     let name = invocation.name.as_slice();
     if is_interpreter(name) || lists::has_word(lists::CODE_ARGUMENTS, name) {
         for code in embedded_texts(invocation).iter().take(MAX_PROGRAMS) {
-            classify_program(judge, &code[..code.len().min(MAX_PROGRAM_BYTES)], at);
+            classify_program(classifier, &code[..code.len().min(MAX_PROGRAM_BYTES)], at);
         }
     }
     if matches!(name, b"make" | b"gmake") {
-        classify_makefile(judge, invocation);
+        classify_makefile(classifier, invocation);
     }
     for command in option_commands(invocation) {
-        hidden_command(judge, &command, at);
+        hidden_command(classifier, &command, at);
     }
 }
 
@@ -48,40 +48,40 @@ fn embedded_texts(invocation: &Invocation) -> Vec<Vec<u8>> {
 }
 
 /// Classifies a program's text.
-pub(super) fn classify_program(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
+pub(super) fn classify_program(classifier: &mut Classifier, text: &[u8], at: (usize, usize)) {
     let reaches = contains_any(text, lists::NETWORK_MARKS);
     if reaches && contains_any(text, lists::SHELL_ENDS) && contains_any(text, lists::SOCKET_MARKS) {
-        judge.record_denial("reverse-shell", "A program connects a shell to another host.", at);
+        classifier.record_denial("reverse-shell", "A program connects a shell to another host.", at);
     }
     if reaches
         && contains_any(text, lists::EXECUTION_MARKS)
         && contains_any(text, lists::FETCHED_MARKS)
         && !contains(text, "json.load(")
     {
-        judge.record_denial("fetch-and-run", "A program fetches code and runs it.", at);
+        classifier.record_denial("fetch-and-run", "A program fetches code and runs it.", at);
     }
-    encoded_or_endless(judge, text, at);
+    encoded_or_endless(classifier, text, at);
     if reaches && contains_any(text, &["os.environ", "process.env", "%ENV"]) {
-        judge.record_denial("exfiltration", "A program sends the environment to another host.", at);
+        classifier.record_denial("exfiltration", "A program sends the environment to another host.", at);
     }
-    classify_literals(judge, text, reaches, at);
+    classify_literals(classifier, text, reaches, at);
 }
 
 /// Reports code that is decoded and run, or that starts itself without end.
-fn encoded_or_endless(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
+fn encoded_or_endless(classifier: &mut Classifier, text: &[u8], at: (usize, usize)) {
     if contains_any(text, lists::DECODING_MARKS)
         && contains_any(text, lists::DECODED_RUN_MARKS)
         && contains_any(text, lists::DECODED_MARKS)
     {
-        judge.record_denial("encoded-and-run", "A program runs code that is encoded.", at);
+        classifier.record_denial("encoded-and-run", "A program runs code that is encoded.", at);
     }
     if contains(text, "fork") && contains_any(text, lists::ENDLESS_MARKS) && contains_any(text, lists::FORK_MARKS) {
-        judge.record_denial("process-bomb", "A program starts itself without end.", at);
+        classifier.record_denial("process-bomb", "A program starts itself without end.", at);
     }
 }
 
 /// Classifies the string literals of a program.
-fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (usize, usize)) {
+fn classify_literals(classifier: &mut Classifier, text: &[u8], reaches: bool, at: (usize, usize)) {
     let (removes, writes, runs) = (
         contains_any(text, lists::REMOVAL_MARKS),
         contains_any(text, lists::WRITE_MARKS),
@@ -90,21 +90,21 @@ fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (us
             || contains_any(text, &["system", "getline", "shell-command", "print |", "qx"]),
     );
     for literal in string_literals(text) {
-        let path = ExpandedArgument::from_bytes(&expand_tilde(judge, &literal), at);
+        let path = ExpandedArgument::from_bytes(&expand_tilde(classifier, &literal), at);
         let looks_like_path = literal.starts_with(b"/") || literal.starts_with(b"~") || literal.starts_with(b"..");
         if looks_like_path && !literal.contains(&b' ') {
             if removes {
-                classify_deleted_path(judge, &path, true, at);
+                classify_deleted_path(classifier, &path, true, at);
             }
-            if writes && let Some(absolute) = judge.absolute_path(&path) {
-                super::write::classify_target(judge, &absolute, false, at);
+            if writes && let Some(absolute) = classifier.absolute_path(&path) {
+                super::write::classify_target(classifier, &absolute, false, at);
             }
         }
-        if reaches && super::output::names_secret(judge, &path) {
-            judge.record_denial("exfiltration", "A program sends a secret to another host.", at);
+        if reaches && super::output::names_secret(classifier, &path) {
+            classifier.record_denial("exfiltration", "A program sends a secret to another host.", at);
         }
         if runs && literal.len() > 3 {
-            hidden_command(judge, &literal, at);
+            hidden_command(classifier, &literal, at);
         }
     }
     if contains(text, "!") && !contains(text, "\n") {
@@ -116,17 +116,17 @@ fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (us
             .or_else(|| command.strip_prefix(b"shell "))
             .or_else(|| command.strip_prefix(b".shell "))
         {
-            hidden_command(judge, command, at);
+            hidden_command(classifier, command, at);
         }
     }
     if let Some(command) = text.strip_prefix(b".shell ").or_else(|| text.strip_prefix(b".system ")) {
-        hidden_command(judge, command, at);
+        hidden_command(classifier, command, at);
     }
 }
 
-fn expand_tilde(judge: &Classifier, literal: &[u8]) -> Vec<u8> {
+fn expand_tilde(classifier: &Classifier, literal: &[u8]) -> Vec<u8> {
     match literal.strip_prefix(b"~") {
-        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => [judge.context.home.as_bytes(), rest].concat(),
+        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => [classifier.context.home.as_bytes(), rest].concat(),
         _ => literal.to_vec(),
     }
 }
@@ -168,13 +168,13 @@ fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Classifies recipes in a makefile given as text.
-fn classify_makefile(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_makefile(classifier: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let directory =
         texts.iter().position(|t| t == b"-C" || t == b"--directory").and_then(|i| invocation.arguments.get(i + 1));
-    let scope = judge.scope.cwd.clone();
+    let scope = classifier.scope.cwd.clone();
     if let Some(directory) = directory {
-        judge.scope.cwd = judge.absolute_path(directory);
+        classifier.scope.cwd = classifier.absolute_path(directory);
     }
     let reads_stdin = texts.iter().any(|t| is_standard_input(t) || t == b"-f-" || t == b"--file=-");
     let mut recipes: Vec<Vec<u8>> = Vec::new();
@@ -190,9 +190,9 @@ fn classify_makefile(judge: &mut Classifier, invocation: &Invocation) {
     // `--eval` adds to the makefile.
     recipes.extend(texts.iter().filter_map(|t| t.strip_prefix(b"--eval=").map(<[u8]>::to_vec)));
     for recipe in recipes.iter().filter(|r| !r.is_empty()) {
-        hidden_command(judge, recipe, invocation.span);
+        hidden_command(classifier, recipe, invocation.span);
     }
-    judge.scope.cwd = scope;
+    classifier.scope.cwd = scope;
 }
 
 /// Quotes a word as one word of a script.

@@ -3,8 +3,8 @@
 
 use stockade_model::{Capability, RawText};
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::paths::{self, PathLocation, WriteTarget};
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -16,16 +16,16 @@ const MAX_TRACKED_FILES: usize = 8;
 const MAX_WRITTEN_TEXTS: usize = 16;
 
 /// Reports a descriptor that the shell connects to another host.
-pub(crate) fn report_socket(judge: &mut Classifier, at: (usize, usize)) {
-    judge.seen.socket = true;
-    judge.seen.sends = true;
-    judge.capabilities.insert(Capability::Network(None));
-    judge.record_ask("network", "Connects to another host.", at);
+pub(crate) fn report_socket(classifier: &mut Classifier, at: (usize, usize)) {
+    classifier.seen.socket = true;
+    classifier.seen.sends = true;
+    classifier.capabilities.insert(Capability::Network(None));
+    classifier.record_ask("network", "Connects to another host.", at);
 }
 
 /// Classifies a redirection into a file. Returns the path, unless it is the null device.
-pub(crate) fn judge_redirect(
-    judge: &mut Classifier,
+pub(crate) fn classify_redirect(
+    classifier: &mut Classifier,
     argument: &ExpandedArgument,
     whole: bool,
     at: (usize, usize),
@@ -35,80 +35,85 @@ pub(crate) fn judge_redirect(
         return None;
     }
     if shown.starts_with(b"/dev/tcp/") || shown.starts_with(b"/dev/udp/") {
-        report_socket(judge, at);
+        report_socket(classifier, at);
         return Some(shown);
     }
-    judge.record_ask("writes-file", "Writes to a file.", at);
-    let Some(path) = judge.absolute_path(argument) else {
-        crate::readers::confined::record_outside_write(judge, at);
+    classifier.record_ask("writes-file", "Writes to a file.", at);
+    let Some(path) = classifier.absolute_path(argument) else {
+        crate::readers::confined::record_outside_write(classifier, at);
         return None;
     };
     // `/dev/null/..` exists in the text only.
     if !shown.starts_with(b"/dev/null/") {
-        classify_target(judge, &path, whole, at);
+        classify_target(classifier, &path, whole, at);
     }
     Some(path)
 }
 
 /// Classifies one file that is written.
-pub(crate) fn classify_target(judge: &mut Classifier, path: &[u8], whole: bool, at: (usize, usize)) {
-    judge.capabilities.insert(Capability::Write(RawText::from(path)));
-    match paths::write_target(path, whole, judge.context) {
-        Some(WriteTarget::Disk) => judge.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at),
+pub(crate) fn classify_target(classifier: &mut Classifier, path: &[u8], whole: bool, at: (usize, usize)) {
+    classifier.capabilities.insert(Capability::Write(RawText::from(path)));
+    match paths::write_target(path, whole, classifier.context) {
+        Some(WriteTarget::Disk) => {
+            classifier.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at)
+        }
         Some(WriteTarget::KernelSetting) => {
-            judge.record_denial("changes-kernel", "Writes a setting of the kernel.", at)
+            classifier.record_denial("changes-kernel", "Writes a setting of the kernel.", at)
         }
         Some(WriteTarget::Persistence) => {
-            judge.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
+            classifier.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
         }
-        Some(WriteTarget::Log) => judge.record_denial("wipes-log", "Overwrites records of what happened.", at),
-        Some(WriteTarget::System) => judge.record_denial("destroys-system", "Overwrites a part of the system.", at),
+        Some(WriteTarget::Log) => classifier.record_denial("wipes-log", "Overwrites records of what happened.", at),
+        Some(WriteTarget::System) => {
+            classifier.record_denial("destroys-system", "Overwrites a part of the system.", at)
+        }
         None => {}
     }
 }
 
 /// Returns whether a file's content runs, configures or records.
-pub(crate) fn is_target(judge: &Classifier, path: &[u8]) -> bool {
-    paths::write_target(path, false, judge.context).is_some()
+pub(crate) fn is_target(classifier: &Classifier, path: &[u8]) -> bool {
+    paths::write_target(path, false, classifier.context).is_some()
 }
 
 /// Returns whether a file's content runs or is secret.
-pub(super) fn is_guarded(judge: &Classifier, path: &[u8]) -> bool {
-    is_target(judge, path) || paths::path_sensitivity(path, judge.context) == Some(paths::PathSensitivity::Secret)
+pub(super) fn is_guarded(classifier: &Classifier, path: &[u8]) -> bool {
+    is_target(classifier, path)
+        || paths::path_sensitivity(path, classifier.context) == Some(paths::PathSensitivity::Secret)
 }
 
 /// Classifies a command's output into files.
-pub(crate) fn judge_output(judge: &mut Classifier, written: &[Vec<u8>], flow: &DataFlow, at: (usize, usize)) {
+pub(crate) fn classify_output(classifier: &mut Classifier, written: &[Vec<u8>], flow: &DataFlow, at: (usize, usize)) {
     if written.is_empty() {
         return;
     }
     if flow.fetched {
-        judge.seen.fetched = true;
+        classifier.seen.fetched = true;
     }
     let remembered = written.iter().take(MAX_TRACKED_FILES);
     if flow.decoded {
-        judge.seen.decoded_files.extend(remembered.clone().cloned());
+        classifier.seen.decoded_files.extend(remembered.clone().cloned());
     }
     if let Some(text) = flow.literal.as_ref().filter(|text| !text.is_empty()) {
-        judge.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
-        judge.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
+        classifier.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
+        classifier.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
-    let beyond = written
-        .iter()
-        .any(|p| !matches!(paths::locate_path(p, judge.context), PathLocation::Workspace | PathLocation::Temporary));
+    let beyond = written.iter().any(|p| {
+        !matches!(paths::locate_path(p, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
+    });
     if flow.endless && beyond {
-        judge.record_denial("fills-disk", "Writes without end beyond the workspace.", at);
+        classifier.record_denial("fills-disk", "Writes without end beyond the workspace.", at);
     }
     if flow.secret && written.iter().any(|p| p.starts_with(b"/dev/tcp/") || p.starts_with(b"/dev/udp/")) {
-        judge.record_denial("exfiltration", "Sends a secret to another host.", at);
+        classifier.record_denial("exfiltration", "Sends a secret to another host.", at);
     }
-    if judge.seen.shell_reads && judge.seen.socket {
-        judge.record_denial("reverse-shell", "A shell takes its commands from another host.", at);
+    if classifier.seen.shell_reads && classifier.seen.socket {
+        classifier.record_denial("reverse-shell", "A shell takes its commands from another host.", at);
     }
 }
 
 /// Classifies programs that write files named in their arguments.
-pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
+pub(super) fn classify_writes(classifier: &mut Classifier, invocation: &Invocation) {
     let at = invocation.span;
     match invocation.name.as_slice() {
         b"tee" | b"sponge" | b"truncate" | b"ed" | b"ex" | b"vi" | b"vim" | b"nano" | b"touch" => {
@@ -116,19 +121,21 @@ pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
                 split_options(&invocation.arguments, &["-s", "--size", "-r", "--reference", "-c", "-t", "-d"]);
             let append = options.iter().any(|o| o == b"-a" || o.starts_with(b"--app") || o == b"-ia");
             let whole = !append && matches!(invocation.name.as_slice(), b"tee" | b"sponge" | b"truncate");
-            let paths = classify_each(judge, &operands, whole, at);
+            let paths = classify_each(classifier, &operands, whole, at);
             if invocation.stdin.fetched {
-                judge.seen.fetched = true;
+                classifier.seen.fetched = true;
             }
             if invocation.name == b"tee" {
-                judge_output(judge, &paths, &invocation.stdin, at);
+                classify_output(classifier, &paths, &invocation.stdin, at);
             }
         }
-        b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => classify_destination(judge, invocation),
-        b"tar" | b"cpio" | b"unzip" | b"bsdtar" | b"patch" | b"git" if invocation.stdin.fetched => {
-            judge.seen.fetched = true
+        b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => {
+            classify_destination(classifier, invocation)
         }
-        b"dd" => classify_dd(judge, invocation),
+        b"tar" | b"cpio" | b"unzip" | b"bsdtar" | b"patch" | b"git" if invocation.stdin.fetched => {
+            classifier.seen.fetched = true
+        }
+        b"dd" => classify_dd(classifier, invocation),
         b"sed" | b"perl" | b"gsed" => {
             let in_place = invocation.known_texts().iter().any(|t| {
                 t.starts_with(b"--in-place") || (t.starts_with(b"-") && !t.starts_with(b"--") && t.contains(&b'i'))
@@ -136,12 +143,12 @@ pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
             if in_place {
                 let (options, operands) = split_options(&invocation.arguments, &["-e", "-f", "--expression", "--file"]);
                 // Without one of these, the first operand is the program.
-                let given = options.iter().any(|o| {
+                let has_program_option = options.iter().any(|o| {
                     o.starts_with(b"--expression") || o.starts_with(b"--file") || matches!(o.last(), Some(b'e' | b'f'))
                 });
-                for operand in operands.get(usize::from(!given)..).unwrap_or_default() {
-                    let Some(path) = judge.absolute_path(operand) else { continue };
-                    classify_target(judge, &path, paths::is_log(&path), at);
+                for operand in operands.get(usize::from(!has_program_option)..).unwrap_or_default() {
+                    let Some(path) = classifier.absolute_path(operand) else { continue };
+                    classify_target(classifier, &path, paths::is_log(&path), at);
                 }
             }
         }
@@ -155,33 +162,33 @@ pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
                 let named = named && !(text == b"-O" && invocation.name == b"curl");
                 let attached = text.strip_prefix(b"--output=").or_else(|| text.strip_prefix(b"--output-document="));
                 let path = match attached {
-                    Some(attached) => paths::make_absolute(attached, judge.scope.cwd.as_deref()),
-                    None if named => invocation.arguments.get(i + 1).and_then(|a| judge.absolute_path(a)),
+                    Some(attached) => paths::make_absolute(attached, classifier.scope.cwd.as_deref()),
+                    None if named => invocation.arguments.get(i + 1).and_then(|a| classifier.absolute_path(a)),
                     None => None,
                 };
                 if let Some(path) = path {
-                    classify_target(judge, &path, true, at);
+                    classify_target(classifier, &path, true, at);
                 }
             }
         }
         b"fallocate" => {
             let (_, operands) = split_options(&invocation.arguments, &["-l", "-o", "--length", "--offset"]);
-            classify_each(judge, &operands, true, at);
+            classify_each(classifier, &operands, true, at);
         }
         _ => {}
     }
 }
 
 fn classify_each(
-    judge: &mut Classifier,
+    classifier: &mut Classifier,
     operands: &[ExpandedArgument],
     whole: bool,
     at: (usize, usize),
 ) -> Vec<Vec<u8>> {
     let mut written = Vec::new();
     for operand in operands {
-        if let Some(path) = judge.absolute_path(operand) {
-            classify_target(judge, &path, whole, at);
+        if let Some(path) = classifier.absolute_path(operand) {
+            classify_target(classifier, &path, whole, at);
             written.push(path);
         }
     }
@@ -190,7 +197,7 @@ fn classify_each(
 
 /// Classifies the last operand, or the value of `-t`; in a directory, the file has the source's
 /// name.
-fn classify_destination(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_destination(classifier: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let (_, mut operands) = split_options(
         &invocation.arguments,
@@ -210,30 +217,33 @@ fn classify_destination(judge: &mut Classifier, invocation: &Invocation) {
         None => None,
     };
     let Some(last) = last.filter(|l| !l.display_bytes().contains(&b':')) else { return };
-    let Some(path) = judge.absolute_path(&last) else { return };
-    classify_target(judge, &path, true, invocation.span);
+    let Some(path) = classifier.absolute_path(&last) else { return };
+    classify_target(classifier, &path, true, invocation.span);
     for source in &operands {
         let source = source.display_bytes();
         let name = source.rsplit(|b| *b == b'/').next().unwrap_or_default();
         let inside = [path.as_slice(), b"/", name].concat();
         if !name.is_empty()
-            && paths::write_target(&path, false, judge.context).is_none()
+            && paths::write_target(&path, false, classifier.context).is_none()
             && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) =
-                paths::write_target(&inside, false, judge.context)
+                paths::write_target(&inside, false, classifier.context)
         {
             let _ = kind;
-            classify_target(judge, &inside, false, invocation.span);
+            classify_target(classifier, &inside, false, invocation.span);
         }
         if invocation.name == b"cp"
             && matches!(source.as_slice(), b"/dev/zero" | b"/dev/full" | b"/dev/random" | b"/dev/urandom")
-            && !matches!(paths::locate_path(&path, judge.context), PathLocation::Workspace | PathLocation::Temporary)
+            && !matches!(
+                paths::locate_path(&path, classifier.context),
+                PathLocation::Workspace | PathLocation::Temporary
+            )
         {
-            judge.record_denial("fills-disk", "Copies without end beyond the workspace.", invocation.span);
+            classifier.record_denial("fills-disk", "Copies without end beyond the workspace.", invocation.span);
         }
     }
 }
 
-fn classify_dd(judge: &mut Classifier, invocation: &Invocation) {
+fn classify_dd(classifier: &mut Classifier, invocation: &Invocation) {
     let mut endless = false;
     let mut bounded = false;
     let mut written = Vec::new();
@@ -242,12 +252,12 @@ fn classify_dd(judge: &mut Classifier, invocation: &Invocation) {
         bounded |= text.starts_with(b"count=");
         endless |= matches!(text.as_slice(), b"if=/dev/zero" | b"if=/dev/urandom" | b"if=/dev/random");
         if text.starts_with(b"of=")
-            && let Some(path) = judge.absolute_path(&argument.skip_atoms(3))
+            && let Some(path) = classifier.absolute_path(&argument.skip_atoms(3))
         {
-            classify_target(judge, &path, true, argument.span);
+            classify_target(classifier, &path, true, argument.span);
             written.push(path);
         }
     }
     let flow = DataFlow { endless: (endless || invocation.stdin.endless) && !bounded, ..invocation.stdin.clone() };
-    judge_output(judge, &written, &flow, invocation.span);
+    classify_output(classifier, &written, &flow, invocation.span);
 }

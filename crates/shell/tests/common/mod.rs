@@ -8,13 +8,13 @@ use rustix::time::{ClockId, clock_gettime};
 /// Code that is not optimised is some twenty times slower.
 pub const TIME_BOUND: Duration = Duration::from_millis(if cfg!(debug_assertions) { 600 } else { 50 });
 
-/// What `judge` answers, and the processor time it took.
-pub fn timed<T>(judge: impl FnOnce() -> T) -> (T, Duration) {
-    let spent = || {
+/// What `work` answers, and the processor time it took.
+pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let cpu_time = || {
         let now = clock_gettime(ClockId::ThreadCPUTime);
         Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
     };
-    let start = spent();
-    let answer = judge();
-    (answer, spent() - start)
+    let start = cpu_time();
+    let answer = work();
+    (answer, cpu_time() - start)
 }

@@ -10,10 +10,10 @@ use stockade_permissions::powers::UNDO_PREFIX;
 use stockade_sys::Errno;
 use stockade_sys::descriptor_limit;
 
+use super::content_copies::slot_name;
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::keep::slot_name;
 use super::paths::join_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
@@ -152,12 +152,12 @@ impl UndoRun {
             return Ok(UndoComparison { is_restored: true, ..UndoComparison::default() });
         }
         let (mut comparing, was_killed) = RunComparer::new(self)?;
-        let judged = comparing.compare_entries(paths)?;
+        let compared_path = comparing.compare_entries(paths)?;
         let mut found = UndoComparison { was_killed, ..UndoComparison::default() };
-        for judged in &judged {
-            found.changes.extend(judged.to_change());
+        for compared_path in &compared_path {
+            found.changes.extend(compared_path.to_change());
         }
-        found.conflicts = comparing.list_conflicts(&judged);
+        found.conflicts = comparing.list_conflicts(&compared_path);
         Ok(found)
     }
 
@@ -227,23 +227,25 @@ impl<'r> RunComparer<'r> {
     pub fn compare_entries(&mut self, paths: &[PathBuf]) -> Result<Vec<ComparedPath>, UndoError> {
         let selected = self.select_entries(paths);
         let room = usize::try_from(descriptor_limit::raise_limit().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-        let (count, mut open, mut judged) = (selected.len(), RESERVED_DESCRIPTORS.min(room / 2), Vec::new());
+        let (count, mut open, mut compared_path) = (selected.len(), RESERVED_DESCRIPTORS.min(room / 2), Vec::new());
         for (path, entry) in selected {
-            let one = self.judge_one(path, entry);
+            let one = self.compare_path(path, entry);
             open += usize::from(one.now.is_some());
             if open > room {
                 return Err(UndoError::TooMany(count));
             }
-            judged.push(one);
+            compared_path.push(one);
         }
-        self.guard_all(&mut judged);
-        Ok(judged)
+        self.guard_all(&mut compared_path);
+        Ok(compared_path)
     }
 
-    pub fn list_conflicts(&self, judged: &[ComparedPath]) -> Vec<(PathBuf, UndoConflict)> {
-        let of = |judged: &ComparedPath| Some((PathBuf::from(to_os_str(&judged.path)), judged.conflict.clone()?));
+    pub fn list_conflicts(&self, compared_path: &[ComparedPath]) -> Vec<(PathBuf, UndoConflict)> {
+        let of = |compared_path: &ComparedPath| {
+            Some((PathBuf::from(to_os_str(&compared_path.path)), compared_path.conflict.clone()?))
+        };
         let inner = self.newer.iter().map(|path| (PathBuf::from(to_os_str(path)), UndoConflict::Changed));
-        let mut all: Vec<_> = judged.iter().filter_map(of).chain(inner).collect();
+        let mut all: Vec<_> = compared_path.iter().filter_map(of).chain(inner).collect();
         all.sort_by(|one, other| one.0.cmp(&other.0));
         all.dedup_by(|one, other| one.0 == other.0);
         all.truncate(MAX_CONFLICTS);
@@ -282,7 +284,7 @@ impl<'r> RunComparer<'r> {
     /// Searches the workspace for moved objects, if there are files whose content was not kept or
     /// that have several names.
     fn find_names(&mut self) -> Result<(), UndoError> {
-        let mut wanted = HashSet::new();
+        let mut keys_to_find = HashSet::new();
         for (path, entry) in &self.journal.entries {
             let Some(before) = entry.before.as_ref().filter(|before| before.kind == ObjectKind::File) else { continue };
             let before = self.journal.first.get(&before.key()).unwrap_or(before);
@@ -290,10 +292,10 @@ impl<'r> RunComparer<'r> {
             let is_there =
                 || self.run.find_object(path).is_ok_and(|now| now.is_some_and(|now| before.is_same_object(&now)));
             if is_kept && before.links > 1 || !is_kept && !is_there() {
-                wanted.insert(before.key());
+                keys_to_find.insert(before.key());
             }
         }
-        let mut waiting = if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), 0)] };
+        let mut waiting = if keys_to_find.is_empty() { Vec::new() } else { vec![(Vec::new(), 0)] };
         while let Some((path, depth)) = waiting.pop() {
             let Ok(Some(directory)) = self.run.find_object(&path) else { continue };
             let Ok(inner) = entries_readable(&directory) else { continue };
@@ -302,7 +304,7 @@ impl<'r> RunComparer<'r> {
                 let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
                 if object.is_directory() && depth < MAX_DEPTH {
                     waiting.push((path, depth + 1));
-                } else if object.kind() == ObjectKind::File && wanted.contains(&key_of(&object)) {
+                } else if object.kind() == ObjectKind::File && keys_to_find.contains(&key_of(&object)) {
                     self.names.entry(key_of(&object)).or_default().push(path);
                 }
             }
@@ -310,8 +312,8 @@ impl<'r> RunComparer<'r> {
         Ok(())
     }
 
-    fn judge_one(&mut self, path: Vec<u8>, entry: JournalEntry) -> ComparedPath {
-        let mut judged = ComparedPath {
+    fn compare_path(&mut self, path: Vec<u8>, entry: JournalEntry) -> ComparedPath {
+        let mut compared_path = ComparedPath {
             path,
             before: entry.before.clone(),
             plan: RestoreAction::Stay,
@@ -320,106 +322,108 @@ impl<'r> RunComparer<'r> {
             keeps_time: false,
             now: None,
         };
-        judged.now = match self.run.find_object(&judged.path) {
+        compared_path.now = match self.run.find_object(&compared_path.path) {
             Ok(now) => now,
             Err(errno) => {
-                judged.conflict = Some(UndoConflict::Unreadable(errno));
-                return judged;
+                compared_path.conflict = Some(UndoConflict::Unreadable(errno));
+                return compared_path;
             }
         };
         match &entry.before {
-            None => self.judge_new(&mut judged),
-            Some(before) if before.kind == ObjectKind::Directory => self.judge_directory(&mut judged, before, &entry),
-            Some(before) => self.judge_object(&mut judged, before, &entry),
+            None => self.compare_new_path(&mut compared_path),
+            Some(before) if before.kind == ObjectKind::Directory => {
+                self.compare_directory(&mut compared_path, before, &entry)
+            }
+            Some(before) => self.compare_object(&mut compared_path, before, &entry),
         }
-        judged
+        compared_path
     }
 
-    fn judge_new(&mut self, judged: &mut ComparedPath) {
-        let Some(now) = &judged.now else { return };
-        judged.effect = Some(UndoEffect::Created);
-        judged.plan = RestoreAction::Remove;
+    fn compare_new_path(&mut self, compared_path: &mut ComparedPath) {
+        let Some(now) = &compared_path.now else { return };
+        compared_path.effect = Some(UndoEffect::Created);
+        compared_path.plan = RestoreAction::Remove;
         if now.is_directory() {
-            if self.is_foreign(&judged.path, now) || self.is_newer_directory(now) {
-                judged.conflict = Some(UndoConflict::Changed);
+            if self.is_foreign(&compared_path.path, now) || self.is_newer_directory(now) {
+                compared_path.conflict = Some(UndoConflict::Changed);
             } else {
-                self.look_for_newer(&judged.path, now, 0);
+                self.look_for_newer(&compared_path.path, now, 0);
             }
-        } else if self.is_foreign(&judged.path, now)
+        } else if self.is_foreign(&compared_path.path, now)
             || self.is_newer(now, &JournalEntry { before: None, is_gone: false, after: None })
         {
-            judged.conflict = Some(UndoConflict::Changed);
+            compared_path.conflict = Some(UndoConflict::Changed);
         }
     }
 
-    fn judge_directory(&mut self, judged: &mut ComparedPath, before: &OriginalObject, entry: &JournalEntry) {
-        match &judged.now {
+    fn compare_directory(&mut self, compared_path: &mut ComparedPath, before: &OriginalObject, entry: &JournalEntry) {
+        match &compared_path.now {
             None => {
-                judged.effect = Some(UndoEffect::Deleted);
-                judged.plan = RestoreAction::Put(None);
+                compared_path.effect = Some(UndoEffect::Deleted);
+                compared_path.plan = RestoreAction::Put(None);
             }
             Some(now) if now.is_directory() => {
-                judged.keeps_time =
+                compared_path.keeps_time =
                     now.modified_time() > self.end && now.modified_time() != before.modified && !self.is_left(now);
                 if !has_metadata(now, before) {
-                    judged.effect = Some(UndoEffect::Metadata);
-                    let left = entry.after.as_ref().map_or(before.mode, |(mode, _)| *mode);
-                    if now.mode() != left && now.changed_time() > self.end && !self.is_left(now) {
-                        judged.conflict = Some(UndoConflict::Changed);
+                    compared_path.effect = Some(UndoEffect::Metadata);
+                    let mode_after = entry.after.as_ref().map_or(before.mode, |(mode, _)| *mode);
+                    if now.mode() != mode_after && now.changed_time() > self.end && !self.is_left(now) {
+                        compared_path.conflict = Some(UndoConflict::Changed);
                     }
                 }
             }
             Some(now) => {
-                judged.effect = Some(UndoEffect::Changed);
-                judged.plan = RestoreAction::Put(None);
+                compared_path.effect = Some(UndoEffect::Changed);
+                compared_path.plan = RestoreAction::Put(None);
                 if self.is_newer(now, entry) {
-                    judged.conflict = Some(UndoConflict::Changed);
+                    compared_path.conflict = Some(UndoConflict::Changed);
                 }
             }
         }
     }
 
     /// Compares a file, a symbolic link or a special file.
-    fn judge_object(&mut self, judged: &mut ComparedPath, before: &OriginalObject, entry: &JournalEntry) {
-        let is_same = match &judged.now {
+    fn compare_object(&mut self, compared_path: &mut ComparedPath, before: &OriginalObject, entry: &JournalEntry) {
+        let is_same = match &compared_path.now {
             Some(now) => self.is_unchanged(now, before),
             None => Ok(false),
         };
         // True if the content is equal, but the object is no longer the same file as its other
         // names.
-        let is_apart = |now: &TreeObject| {
+        let is_separate = |now: &TreeObject| {
             before.links > 1
                 && !before.is_same_object(now)
-                && matches!(self.source(&judged.path, before), Ok(Some(ContentSource::Linked(_))))
+                && matches!(self.source(&compared_path.path, before), Ok(Some(ContentSource::Linked(_))))
         };
-        let is_same = is_same.map(|is_same| is_same && !judged.now.as_ref().is_some_and(is_apart));
-        match (is_same, &judged.now) {
-            (Err(errno), _) => judged.conflict = Some(UndoConflict::Unreadable(errno)),
+        let is_same = is_same.map(|is_same| is_same && !compared_path.now.as_ref().is_some_and(is_separate));
+        match (is_same, &compared_path.now) {
+            (Err(errno), _) => compared_path.conflict = Some(UndoConflict::Unreadable(errno)),
             (Ok(true), Some(now)) => {
                 let before = self.journal.first.get(&before.key()).unwrap_or(before);
                 if !has_metadata(now, before) {
-                    judged.effect = Some(UndoEffect::Metadata);
+                    compared_path.effect = Some(UndoEffect::Metadata);
                     if self.is_newer(now, entry) {
-                        judged.conflict = Some(UndoConflict::Changed);
+                        compared_path.conflict = Some(UndoConflict::Changed);
                     }
                 }
             }
             (Ok(_), now) => {
-                judged.effect = Some(if now.is_some() { UndoEffect::Changed } else { UndoEffect::Deleted });
+                compared_path.effect = Some(if now.is_some() { UndoEffect::Changed } else { UndoEffect::Deleted });
                 let is_newer = match now {
                     Some(now) if now.is_directory() => {
-                        self.look_for_newer(&judged.path, now, 0);
-                        self.is_foreign(&judged.path, now)
+                        self.look_for_newer(&compared_path.path, now, 0);
+                        self.is_foreign(&compared_path.path, now)
                             || self.is_newer_directory(now)
-                            || self.newer.iter().any(|newer| is_beneath(newer, &judged.path))
+                            || self.newer.iter().any(|newer| is_beneath(newer, &compared_path.path))
                     }
                     Some(now) => self.is_newer(now, entry),
                     None => false,
                 };
-                judged.conflict = is_newer.then_some(UndoConflict::Changed);
-                match self.source(&judged.path, before) {
-                    Ok(source) => judged.plan = RestoreAction::Put(source),
-                    Err(conflict) => judged.conflict = Some(conflict),
+                compared_path.conflict = is_newer.then_some(UndoConflict::Changed);
+                match self.source(&compared_path.path, before) {
+                    Ok(source) => compared_path.plan = RestoreAction::Put(source),
+                    Err(conflict) => compared_path.conflict = Some(conflict),
                 }
             }
         }
@@ -433,7 +437,7 @@ impl<'r> RunComparer<'r> {
         match before.kind {
             ObjectKind::File => match self.journal.slots.get(&before.key()) {
                 Some((slot, _)) => match self.run.open_slot(*slot)? {
-                    Some(kept) => same_content(now, &kept),
+                    Some(saved_copy) => same_content(now, &saved_copy),
                     // The file was already restored.
                     None => Ok(before.is_same_object(now)),
                 },
@@ -452,12 +456,12 @@ impl<'r> RunComparer<'r> {
         }
         let before = self.journal.first.get(&before.key()).unwrap_or(before);
         let names = self.names.get(&before.key()).map(Vec::as_slice).unwrap_or_default();
-        let kept = self.journal.slots.get(&before.key());
-        let kept = kept.and_then(|(slot, _)| Some((*slot, self.run.open_slot(*slot).ok()??)));
+        let saved_copy = self.journal.slots.get(&before.key());
+        let saved_copy = saved_copy.and_then(|(slot, _)| Some((*slot, self.run.open_slot(*slot).ok()??)));
         let is_guarded = self.guarded_before.is_guarded(path);
         if before.links > 1 && !is_guarded {
-            let unchanged = |object: &TreeObject| match &kept {
-                Some((_, kept)) => same_content(object, kept).unwrap_or(false),
+            let unchanged = |object: &TreeObject| match &saved_copy {
+                Some((_, saved_copy)) => same_content(object, saved_copy).unwrap_or(false),
                 None => self.is_content_old(object),
             };
             let is_it = |path: &&Vec<u8>| {
@@ -469,7 +473,7 @@ impl<'r> RunComparer<'r> {
                 return Ok(Some(ContentSource::Linked(path.clone())));
             }
         }
-        if let Some((slot, _)) = kept {
+        if let Some((slot, _)) = saved_copy {
             return Ok(Some(ContentSource::Slot(slot)));
         }
         if is_guarded && !names.is_empty() {

@@ -14,8 +14,8 @@ use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
 use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, UndoConflict, is_beneath};
+use super::held_name::split_path;
 use super::reopen::RestoreOutcome;
-use super::spot::split_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 
@@ -66,7 +66,7 @@ impl RestoreGuard {
     fn path_refusal(&self, path: &[u8], exists: &dyn Fn(&[u8]) -> bool) -> Option<PermissionRefusal> {
         let whole = self.root.join(to_os_str(path));
         let bytes = whole.as_os_str().as_bytes();
-        let probe = |asked: &Path| self.relative_path(asked).is_some_and(|asked| exists(&asked));
+        let probe = |candidate: &Path| self.relative_path(candidate).is_some_and(|candidate| exists(&candidate));
         if let PermissionVerdict::Refuse(refusal) =
             self.powers.decide_operation(DeniedOperation::Create, &whole, &probe)
         {
@@ -80,9 +80,9 @@ impl RestoreGuard {
 
 impl RunComparer<'_> {
     /// Adds a conflict for every path that would be newly guarded.
-    pub fn guard_all(&self, judged: &mut [ComparedPath]) {
-        let is_reopened = self.is_reopened(&RestoreOutcome::as_planned(judged));
-        for one in judged.iter_mut() {
+    pub fn guard_all(&self, compared_paths: &mut [ComparedPath]) {
+        let is_reopened = self.is_reopened(&RestoreOutcome::as_planned(compared_paths));
+        for one in compared_paths.iter_mut() {
             let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != RestoreAction::Remove;
             let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
             // Restoring a mode alone is never refused, because the mode may hide the directory from
@@ -123,12 +123,13 @@ impl RunComparer<'_> {
     }
 
     fn moment_refusal(&self, path: &[u8], moment: RestoreMoment) -> Option<PermissionRefusal> {
-        let is_there = |asked: &[u8]| matches!(self.run.find_object(asked), Ok(Some(_)));
-        let will_be = |asked: &[u8]| self.journal.entries.get(asked).is_some_and(|entry| entry.before.is_some());
-        self.guard.path_refusal(path, &|asked| match moment {
-            RestoreMoment::Before if asked == path => is_there(asked),
-            RestoreMoment::Before => is_there(asked) || will_be(asked),
-            RestoreMoment::Now => asked != path && is_there(asked),
+        let is_there = |candidate: &[u8]| matches!(self.run.find_object(candidate), Ok(Some(_)));
+        let will_be =
+            |candidate: &[u8]| self.journal.entries.get(candidate).is_some_and(|entry| entry.before.is_some());
+        self.guard.path_refusal(path, &|candidate| match moment {
+            RestoreMoment::Before if candidate == path => is_there(candidate),
+            RestoreMoment::Before => is_there(candidate) || will_be(candidate),
+            RestoreMoment::Now => candidate != path && is_there(candidate),
         })
     }
 

@@ -25,18 +25,18 @@
 //! displayed.
 
 mod compare;
+mod content_copies;
+mod end_record;
 mod guard;
 mod guarded;
+mod held_name;
 mod journal;
-mod keep;
 mod newer;
 mod paths;
-mod put;
+mod put_back;
 mod recorder;
 mod reopen;
 mod restore;
-mod settle;
-mod spot;
 mod store;
 #[cfg(test)]
 mod tests;

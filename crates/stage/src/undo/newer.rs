@@ -7,9 +7,9 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
+use super::end_record::digest_of;
 use super::journal::{JournalEntry, key_of};
 use super::paths::join_path;
-use super::settle::digest_of;
 
 /// Largest lag of the clock of file times behind the system clock.
 const MAX_CLOCK_LAG_MS: u64 = 100;
@@ -20,8 +20,9 @@ impl RunComparer<'_> {
         if now.changed_time() <= self.end || self.is_left(now) {
             return false;
         }
-        let left = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
-        left.is_none_or(|left| now.kind() != ObjectKind::File || digest_of(now).as_ref() != Some(left))
+        let digest_after = entry.after.as_ref().and_then(|(_, digest)| digest.as_ref());
+        digest_after
+            .is_none_or(|digest_after| now.kind() != ObjectKind::File || digest_of(now).as_ref() != Some(digest_after))
     }
 
     /// Returns whether only the restoration changed an object after the run. After an interruption
@@ -140,6 +141,6 @@ fn name_of(path: &[u8]) -> &[u8] {
 /// Returns the creation time of an object, if the filesystem has one.
 pub(super) fn creation_time(object: &TreeObject) -> Option<FileTime> {
     let found = statx(&object.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
-    let is_told = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_told.then_some(FileTime { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })
+    let has_birth_time = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    has_birth_time.then_some(FileTime { seconds: found.stx_btime.tv_sec, nanoseconds: found.stx_btime.tv_nsec })
 }

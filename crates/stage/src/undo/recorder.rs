@@ -16,11 +16,11 @@ use stockade_files::object::{ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
+use super::content_copies::{self, KeepError};
+use super::end_record::time_now;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::keep::{self, KeepError};
 use super::paths::{join_path, last_name, parent_path};
-use super::settle::time_now;
 use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
 
 /// Most paths that are recorded for one run.
@@ -100,7 +100,7 @@ pub struct UndoRecorder {
     names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
     next_slot: u32,
     limit_bytes: u64,
-    left_bytes: u64,
+    remaining_bytes: u64,
     /// True if an object that existed before the run has got another name. Only then can a new path
     /// lead to such an object.
     has_moved: bool,
@@ -140,10 +140,12 @@ impl UndoRecorder {
         for before in journal.first.values().filter(|before| before.kind == ObjectKind::File) {
             let content = match journal.slots.get(&before.key()) {
                 None => ContentLocation::Live,
-                Some((slot, _)) => match TreeObject::open_entry(objects.as_fd(), OsStr::new(&keep::slot_name(*slot))) {
-                    Ok(Some(object)) if before.is_same_object(&object) => ContentLocation::Linked(*slot),
-                    _ => ContentLocation::Copied,
-                },
+                Some((slot, _)) => {
+                    match TreeObject::open_entry(objects.as_fd(), OsStr::new(&content_copies::slot_name(*slot))) {
+                        Ok(Some(object)) if before.is_same_object(&object) => ContentLocation::Linked(*slot),
+                        _ => ContentLocation::Copied,
+                    }
+                }
             };
             contents.insert(before.key(), content);
         }
@@ -160,7 +162,7 @@ impl UndoRecorder {
             names: None,
             next_slot: journal.next_slot(),
             limit_bytes,
-            left_bytes: limit_bytes.saturating_sub(journal.slot_bytes()),
+            remaining_bytes: limit_bytes.saturating_sub(journal.slot_bytes()),
         })
     }
 
@@ -247,7 +249,7 @@ impl UndoRecorder {
     /// See [`UndoRecordError`].
     pub fn before_remove(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         match self.relative_path(path) {
-            Some(path) => self.before_gone(&path),
+            Some(path) => self.before_name_removal(&path),
             None => Ok(()),
         }
     }
@@ -264,7 +266,7 @@ impl UndoRecorder {
                 self.before_move(&new)?;
                 self.before_arrival(&new, &old)?;
             }
-            Some(_) => self.before_gone(&new)?,
+            Some(_) => self.before_name_removal(&new)?,
             None => self.before_new(&new)?,
         }
         self.before_arrival(&old, &new)
@@ -439,7 +441,7 @@ impl UndoRecorder {
         }
     }
 
-    fn before_gone(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+    fn before_name_removal(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         self.names_change(path)?;
         let known = self.known_state(path);
         if known == PathKnowledge::Covered && !self.has_moved {
@@ -533,9 +535,11 @@ impl UndoRecorder {
         name: &OsStr,
         object: &TreeObject,
     ) -> Result<(), UndoRecordError> {
-        let bytes = keep::bytes_of(object);
+        let bytes = content_copies::bytes_of(object);
         let slot = self.next_slot;
-        if bytes <= self.left_bytes && keep::link_to_slot((directory, name), object, (self.objects.as_fd(), slot)) {
+        if bytes <= self.remaining_bytes
+            && content_copies::link_to_slot((directory, name), object, (self.objects.as_fd(), slot))
+        {
             self.note_slot(object, bytes)?;
             self.contents.insert(key_of(object), ContentLocation::Linked(slot));
             return Ok(());
@@ -552,20 +556,20 @@ impl UndoRecorder {
             Some(ContentLocation::Live) => {
                 self.record_names(object)?;
                 let slot = self.next_slot;
-                let bytes = self.copy_to_slot(object, slot, self.left_bytes)?;
+                let bytes = self.copy_to_slot(object, slot, self.remaining_bytes)?;
                 self.note_slot(object, bytes)?;
             }
             Some(ContentLocation::Linked(slot)) => {
-                let own = keep::bytes_of(object);
-                self.copy_to_slot(object, slot, self.left_bytes.saturating_add(own))?;
+                let own = content_copies::bytes_of(object);
+                self.copy_to_slot(object, slot, self.remaining_bytes.saturating_add(own))?;
             }
         }
         self.contents.insert(key, ContentLocation::Copied);
         Ok(())
     }
 
-    fn copy_to_slot(&self, object: &TreeObject, slot: u32, left_bytes: u64) -> Result<u64, UndoRecordError> {
-        keep::copy_to_slot(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
+    fn copy_to_slot(&self, object: &TreeObject, slot: u32, remaining_bytes: u64) -> Result<u64, UndoRecordError> {
+        content_copies::copy_to_slot(object, self.objects.as_fd(), slot, remaining_bytes).map_err(|error| match error {
             KeepError::Full => UndoRecordError::Full { limit_bytes: self.limit_bytes },
             KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => UndoRecordError::Unreadable(errno),
             KeepError::Errno(errno) => UndoRecordError::Store(errno),
@@ -576,7 +580,7 @@ impl UndoRecorder {
         let (device, inode) = key_of(object);
         self.append_line(&JournalLine::Data { device, inode, slot: self.next_slot, bytes })?;
         self.next_slot += 1;
-        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes);
         Ok(())
     }
 

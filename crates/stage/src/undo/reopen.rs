@@ -8,8 +8,8 @@ use std::os::fd::AsFd as _;
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_os_str};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, is_beneath};
+use super::content_copies::may_have_writer;
 use super::journal::{ObjectKey, key_of};
-use super::keep::may_have_writer;
 use super::paths::join_path;
 
 /// Most names that are checked in such paths.
@@ -17,7 +17,7 @@ const MAX_CHECKED_NAMES: usize = 100_000;
 
 /// State of a workspace during a restoration.
 pub(super) struct RestoreOutcome<'o> {
-    judged: HashMap<&'o [u8], &'o ComparedPath>,
+    compared_paths: HashMap<&'o [u8], &'o ComparedPath>,
     /// Objects restored until now, with their change times afterwards; all removals are done then.
     /// `None` before the restoration starts.
     put: Option<&'o HashMap<ObjectKey, FileTime>>,
@@ -25,13 +25,13 @@ pub(super) struct RestoreOutcome<'o> {
 
 impl<'o> RestoreOutcome<'o> {
     /// Makes the state that is planned, before the restoration starts.
-    pub fn as_planned(judged: &'o [ComparedPath]) -> Self {
-        Self { judged: judged.iter().map(|one| (one.path.as_slice(), one)).collect(), put: None }
+    pub fn as_planned(compared_paths: &'o [ComparedPath]) -> Self {
+        Self { compared_paths: compared_paths.iter().map(|one| (one.path.as_slice(), one)).collect(), put: None }
     }
 
     /// Makes the present state, after all new objects of the run are removed.
-    pub fn as_reached(judged: &'o [ComparedPath], put: &'o HashMap<ObjectKey, FileTime>) -> Self {
-        Self { put: Some(put), ..Self::as_planned(judged) }
+    pub fn as_reached(compared_paths: &'o [ComparedPath], put: &'o HashMap<ObjectKey, FileTime>) -> Self {
+        Self { put: Some(put), ..Self::as_planned(compared_paths) }
     }
 
     fn was_put(&self, object: &TreeObject) -> bool {
@@ -43,7 +43,8 @@ impl<'o> RestoreOutcome<'o> {
     fn will_remove(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let goes = |one: &&ComparedPath| one.plan == RestoreAction::Remove && one.conflict.is_none();
-        self.put.is_none() && ends.chain([path.len()]).any(|end| self.judged.get(&path[..end]).is_some_and(goes))
+        self.put.is_none()
+            && ends.chain([path.len()]).any(|end| self.compared_paths.get(&path[..end]).is_some_and(goes))
     }
 }
 
@@ -59,8 +60,8 @@ impl RunComparer<'_> {
         let parts = self.closed.iter();
         let parts =
             parts.flat_map(|path| self.guard.surveys.trusted_parts().part_names().map(|name| join_path(path, name)));
-        let mut left = MAX_CHECKED_NAMES;
-        places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut left))
+        let mut remaining_names = MAX_CHECKED_NAMES;
+        places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut remaining_names))
     }
 
     /// Returns the directories that were repositories before the run, and are not now.
@@ -72,7 +73,7 @@ impl RunComparer<'_> {
         self.journal.repositories.iter().filter(is_closed).cloned().collect()
     }
 
-    fn is_newer_place(&self, place: Vec<u8>, outcome: &RestoreOutcome<'_>, left: &mut usize) -> bool {
+    fn is_newer_place(&self, place: Vec<u8>, outcome: &RestoreOutcome<'_>, remaining_names: &mut usize) -> bool {
         let ends = place.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         for above in ends.map(|end| &place[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
             match self.run.find_object(above) {
@@ -92,8 +93,8 @@ impl RunComparer<'_> {
             }
             let inner = if object.is_directory() { list_entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
             let Ok(inner) = inner else { return true };
-            let Some(rest) = left.checked_sub(inner.len() + 1) else { return true };
-            *left = rest;
+            let Some(rest) = remaining_names.checked_sub(inner.len() + 1) else { return true };
+            *remaining_names = rest;
             for (name, _) in inner {
                 match TreeObject::open_entry(object.fd.as_fd(), to_os_str(&name)) {
                     Ok(found) => waiting.extend(found.map(|found| (join_path(&path, &name), found))),
@@ -121,7 +122,7 @@ impl RunComparer<'_> {
 
     /// Returns whether an object that the run changed is, or will be, the original.
     fn is_settled(&self, path: &[u8], object: &TreeObject, outcome: &RestoreOutcome<'_>) -> bool {
-        let Some(one) = outcome.judged.get(path).filter(|one| one.conflict.is_none()) else { return false };
+        let Some(one) = outcome.compared_paths.get(path).filter(|one| one.conflict.is_none()) else { return false };
         let Some(before) = &one.before else { return false };
         if object.is_directory() {
             // The entries of a directory are checked separately.

@@ -14,13 +14,13 @@ use stockade_sys::Errno;
 use super::compare::{
     ComparedPath, ContentSource, RestoreAction, RunComparer, UndoComparison, UndoConflict, has_metadata, is_beneath,
 };
+use super::end_record::{find_beneath, in_journal};
 use super::guard::{REOPENED_REASON, RestoreMoment};
+use super::held_name::{RestoreTarget, split_path};
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, key_of};
 use super::newer::creation_time;
 use super::paths::join_path;
 use super::reopen::RestoreOutcome;
-use super::settle::{find_beneath, in_journal};
-use super::spot::{RestoreTarget, split_path};
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 
@@ -47,7 +47,7 @@ pub type RestoreCallback<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
 /// State of one restoration.
 pub(super) struct WorkspaceRestorer<'c, 'r> {
     pub(super) comparing: &'c RunComparer<'r>,
-    judged: &'c [ComparedPath],
+    item: &'c [ComparedPath],
     /// True if every object is removed that can be removed before any reference to it is restored.
     is_cleared: bool,
     /// Restored objects, with their change times afterwards.
@@ -63,7 +63,7 @@ pub(super) struct WorkspaceRestorer<'c, 'r> {
     touched: HashMap<ObjectKey, Vec<u8>>,
     writer: JournalWriter,
     /// Objects that were in the way and are still needed, moved from the first path to the second.
-    asides: Vec<(Vec<u8>, Vec<u8>)>,
+    backup_paths: Vec<(Vec<u8>, Vec<u8>)>,
     /// Prefix of names that only this run's restoration uses.
     prefix: String,
 }
@@ -86,24 +86,24 @@ impl UndoRun {
             return Ok(RestoreResult { comparison, ..RestoreResult::default() });
         }
         let (mut comparing, was_killed) = RunComparer::new(self)?;
-        let judged = comparing.compare_entries(paths)?;
+        let item = comparing.compare_entries(paths)?;
         let mut comparison =
-            UndoComparison { conflicts: comparing.list_conflicts(&judged), was_killed, ..UndoComparison::default() };
+            UndoComparison { conflicts: comparing.list_conflicts(&item), was_killed, ..UndoComparison::default() };
         if !comparison.conflicts.is_empty() && !skips_conflicts {
             return Ok(RestoreResult { comparison, ..RestoreResult::default() });
         }
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
         writer.append_line(&JournalLine::Restoring).map_err(in_journal)?;
-        comparing.note_directories(&judged, &mut writer)?;
+        comparing.note_directories(&item, &mut writer)?;
         writer.sync().map_err(in_journal)?;
-        let conflicts = judged.into_iter().filter_map(|one| Some((one.path, one.conflict?))).collect();
+        let conflicts = item.into_iter().filter_map(|one| Some((one.path, one.conflict?))).collect();
         let first = (conflicts, std::mem::take(&mut comparing.newer));
         let (mut comparing, _) = RunComparer::new(self)?;
-        let mut judged = comparing.compare_entries(paths)?;
-        comparing.keep_conflicts(&mut judged, first);
-        comparison.conflicts = comparing.list_conflicts(&judged);
-        let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
-        let mut restoring = WorkspaceRestorer::new(&comparing, &judged, writer);
+        let mut item = comparing.compare_entries(paths)?;
+        comparing.keep_conflicts(&mut item, first);
+        comparison.conflicts = comparing.list_conflicts(&item);
+        let changed = item.iter().filter(|item| item.effect.is_some() && item.conflict.is_none()).count();
+        let mut restoring = WorkspaceRestorer::new(&comparing, &item, writer);
         restoring.restore_all(watch)?;
         let WorkspaceRestorer { failed, mut writer, .. } = restoring;
         let restored = (changed as u64).saturating_sub(failed.len() as u64);
@@ -127,20 +127,20 @@ impl RunComparer<'_> {
     /// Keeps the conflicts of the first comparison.
     fn keep_conflicts(
         &mut self,
-        judged: &mut [ComparedPath],
+        item: &mut [ComparedPath],
         (first, newer): (HashMap<Vec<u8>, UndoConflict>, Vec<Vec<u8>>),
     ) {
-        for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
+        for one in item.iter_mut().filter(|one| one.conflict.is_none()) {
             one.conflict = first.get(&one.path).cloned();
         }
         self.newer.extend(newer);
     }
 
     /// Records the times of directories in which the restoration changes names but the run did not.
-    fn note_directories(&self, judged: &[ComparedPath], writer: &mut JournalWriter) -> Result<(), UndoError> {
-        let acted = judged.iter().filter(|judged| judged.plan != RestoreAction::Stay && judged.conflict.is_none());
+    fn note_directories(&self, item: &[ComparedPath], writer: &mut JournalWriter) -> Result<(), UndoError> {
+        let acted = item.iter().filter(|item| item.plan != RestoreAction::Stay && item.conflict.is_none());
         let mut noted = BTreeSet::new();
-        for path in acted.map(|judged| judged.path.as_slice()) {
+        for path in acted.map(|item| item.path.as_slice()) {
             let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
             if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
                 let found = find_beneath(self.run.root.as_fd(), above).ok().flatten().filter(TreeObject::is_directory);
@@ -154,16 +154,16 @@ impl RunComparer<'_> {
 }
 
 impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
-    pub(super) fn new(comparing: &'c RunComparer<'r>, judged: &'c [ComparedPath], writer: JournalWriter) -> Self {
+    pub(super) fn new(comparing: &'c RunComparer<'r>, item: &'c [ComparedPath], writer: JournalWriter) -> Self {
         let mut needed = HashMap::new();
-        for judged in judged.iter().filter(|judged| judged.conflict.is_none()) {
-            if let RestoreAction::Put(Some(ContentSource::Moved(from) | ContentSource::Linked(from))) = &judged.plan {
+        for item in item.iter().filter(|item| item.conflict.is_none()) {
+            if let RestoreAction::Put(Some(ContentSource::Moved(from) | ContentSource::Linked(from))) = &item.plan {
                 *needed.entry(from.clone()).or_insert(0) += 1;
             }
         }
         Self {
             comparing,
-            judged,
+            item,
             is_cleared: false,
             put: HashMap::new(),
             opened: HashMap::new(),
@@ -172,7 +172,7 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
             failed: Vec::new(),
             touched: HashMap::new(),
             writer,
-            asides: Vec::new(),
+            backup_paths: Vec::new(),
             prefix: comparing.run.temporary_prefix(),
         }
     }
@@ -184,11 +184,11 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     /// 3. objects that make other paths guarded, and then removal of new objects needed until now;
     /// 4. modes and times of directories.
     fn restore_all(&mut self, watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        let judged = self.judged;
-        let puts = judged.iter().filter(|one| one.conflict.is_none() && one.plan != RestoreAction::Remove);
+        let item = self.item;
+        let puts = item.iter().filter(|one| one.conflict.is_none() && one.plan != RestoreAction::Remove);
         let (mut leading, plain): (Vec<&ComparedPath>, Vec<&ComparedPath>) = puts.partition(|one| self.leads_on(one));
         leading.sort_by_key(|one| self.comparing.leading_order(one));
-        let goes = judged.iter().rev().filter(|one| one.conflict.is_none() && one.plan == RestoreAction::Remove);
+        let goes = item.iter().rev().filter(|one| one.conflict.is_none() && one.plan == RestoreAction::Remove);
         self.put_all(&plain, watch)?;
         let is_needed = |one: &&ComparedPath| self.is_needed(&one.path, true);
         let (needed, free): (Vec<&ComparedPath>, Vec<&ComparedPath>) = goes.partition(is_needed);
@@ -196,19 +196,19 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         self.is_cleared = true;
         self.put_all(&leading, watch)?;
         self.remove_all(&needed, watch)?;
-        for (_, aside) in std::mem::take(&mut self.asides) {
-            let now = self.find_object(&aside).ok().flatten();
-            let done = self.remove(&aside, now.as_ref());
-            self.note_failure(&aside, done);
-            report_step(watch, &aside)?;
+        for (_, backup_path) in std::mem::take(&mut self.backup_paths) {
+            let now = self.find_object(&backup_path).ok().flatten();
+            let done = self.remove(&backup_path, now.as_ref());
+            self.note_failure(&backup_path, done);
+            report_step(watch, &backup_path)?;
         }
-        for one in judged.iter().rev() {
+        for one in item.iter().rev() {
             let done = self.finish_directory(one);
             self.note_failure(&one.path, done);
             report_step(watch, &one.path)?;
         }
-        let left: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
-        for (path, mode) in left {
+        let opened_modes: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
+        for (path, mode) in opened_modes {
             if let Ok(Some(object)) = self.find_object(&path) {
                 let done = object.set_mode(mode);
                 self.note_failure(&path, done);
@@ -222,8 +222,8 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         one.effect.is_some() && kind.is_some_and(|kind| self.comparing.leads_on(&one.path, kind))
     }
 
-    fn put_all(&mut self, judged: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in judged {
+    fn put_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
+        for one in item {
             let done = self.restore_path(one);
             self.note_failure(&one.path, done);
             report_step(watch, &one.path)?;
@@ -231,8 +231,8 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         Ok(())
     }
 
-    fn remove_all(&mut self, judged: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in judged {
+    fn remove_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
+        for one in item {
             let done = self.remove(&one.path, one.now.as_ref());
             self.note_failure(&one.path, done);
             report_step(watch, &one.path)?;
@@ -318,48 +318,48 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     /// Returns the reason why no reference to other paths may be restored at this path: another
     /// process has put an object at such a path.
     fn reopening_reason(&self, path: &[u8]) -> Option<String> {
-        let may_lead = self.is_cleared && !self.comparing.is_within_mark(path);
-        let reopens = || self.comparing.is_reopened(&RestoreOutcome::as_reached(self.judged, &self.put));
-        (may_lead && reopens()).then(|| REOPENED_REASON.to_owned())
+        let may_reopen = self.is_cleared && !self.comparing.is_within_mark(path);
+        let reopens = || self.comparing.is_reopened(&RestoreOutcome::as_reached(self.item, &self.put));
+        (may_reopen && reopens()).then(|| REOPENED_REASON.to_owned())
     }
 
     /// Returns whether an object is still the one that was compared. Ignores times of an object
     /// that the restoration touched, because restoring another name of it changes them.
-    pub(super) fn is_as_judged(&self, judged: &TreeObject, now: &TreeObject) -> bool {
+    pub(super) fn matches_comparison(&self, item: &TreeObject, now: &TreeObject) -> bool {
         let times = |object: &TreeObject| (object.size(), object.modified_time(), object.changed_time());
-        key_of(now) == key_of(judged)
-            && now.kind() == judged.kind()
-            && (now.is_directory() || self.touched.contains_key(&key_of(now)) || times(now) == times(judged))
+        key_of(now) == key_of(item)
+            && now.kind() == item.kind()
+            && (now.is_directory() || self.touched.contains_key(&key_of(now)) || times(now) == times(item))
     }
 
     /// Removes the object at a path. If it is still needed, moves it aside and records its new
     /// path, so that it is removed even after an interruption.
-    pub(super) fn clear(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
-        let Some(now) = &judged.now else { return Ok(()) };
-        if !self.is_needed(&judged.path, now.is_directory()) {
-            return self.remove(&judged.path, Some(now));
+    pub(super) fn clear(&mut self, item: &ComparedPath) -> Result<(), Errno> {
+        let Some(now) = &item.now else { return Ok(()) };
+        if !self.is_needed(&item.path, now.is_directory()) {
+            return self.remove(&item.path, Some(now));
         }
-        let path = &judged.path;
-        if !self.find_object(path)?.is_some_and(|found| self.is_as_judged(now, &found)) {
+        let path = &item.path;
+        if !self.find_object(path)?.is_some_and(|found| self.matches_comparison(now, &found)) {
             return Err(Errno::STALE);
         }
-        let aside = join_path(split_path(path).0, format!("{}-{}", self.prefix, now.inode()).as_bytes());
-        self.writer.append_line(&JournalLine::Entry { path: aside.as_slice().into(), before: None })?;
-        self.record_touch(&aside, now)?;
+        let backup_path = join_path(split_path(path).0, format!("{}-{}", self.prefix, now.inode()).as_bytes());
+        self.writer.append_line(&JournalLine::Entry { path: backup_path.as_slice().into(), before: None })?;
+        self.record_touch(&backup_path, now)?;
         let spot = self.open_writable_entry(path)?;
-        let (held, name, aside_name) = (&spot.held, spot.name, to_os_str(split_path(&aside).1));
-        renameat_with(held, name, held, aside_name, RenameFlags::NOREPLACE)?;
-        if self.find_object(&aside)?.is_none_or(|found| key_of(&found) != key_of(now)) {
-            renameat_with(held, aside_name, held, name, RenameFlags::NOREPLACE)?;
+        let (held, name, backup_name) = (&spot.held, spot.name, to_os_str(split_path(&backup_path).1));
+        renameat_with(held, name, held, backup_name, RenameFlags::NOREPLACE)?;
+        if self.find_object(&backup_path)?.is_none_or(|found| key_of(&found) != key_of(now)) {
+            renameat_with(held, backup_name, held, name, RenameFlags::NOREPLACE)?;
             return Err(Errno::STALE);
         }
-        self.asides.push((path.clone(), aside));
+        self.backup_paths.push((path.clone(), backup_path));
         Ok(())
     }
 
     /// Returns the present path of an object that was at `path` during the comparison.
     pub(super) fn now_at(&self, path: &[u8]) -> Vec<u8> {
-        self.asides.iter().fold(path.to_vec(), |path, (old, new)| match path.strip_prefix(old.as_slice()) {
+        self.backup_paths.iter().fold(path.to_vec(), |path, (old, new)| match path.strip_prefix(old.as_slice()) {
             Some(rest) if rest.is_empty() || rest[0] == b'/' => [new, rest].concat(),
             _ => path,
         })
@@ -367,7 +367,7 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
 
     /// Returns whether an object at or beneath `path` is still needed as a source.
     fn is_needed(&self, path: &[u8], is_directory: bool) -> bool {
-        if self.asides.is_empty() && !is_directory {
+        if self.backup_paths.is_empty() && !is_directory {
             return self.needed.contains_key(path);
         }
         self.needed.keys().map(|needed| self.now_at(needed)).any(|needed| needed == path || is_beneath(&needed, path))
@@ -392,14 +392,14 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     }
 
     /// Removes the object at a path, if it is the one that was compared.
-    fn remove(&mut self, path: &[u8], judged: Option<&TreeObject>) -> Result<(), Errno> {
+    fn remove(&mut self, path: &[u8], item: Option<&TreeObject>) -> Result<(), Errno> {
         if self.is_needed(path, false) {
             return Err(Errno::BUSY);
         }
-        let Some(judged) = judged.filter(|_| !matches!(self.find_object(path), Ok(None))) else { return Ok(()) };
+        let Some(item) = item.filter(|_| !matches!(self.find_object(path), Ok(None))) else { return Ok(()) };
         let spot = self.open_writable_entry(path)?;
         // In the open directory, because the path may name another directory a moment later.
-        let now = spot.find_object()?.filter(|now| self.is_as_judged(judged, now)).ok_or(Errno::STALE)?;
+        let now = spot.find_object()?.filter(|now| self.matches_comparison(item, now)).ok_or(Errno::STALE)?;
         if now.is_directory() {
             return self.remove_directory((&spot.held, spot.name), path, now, 0);
         }
@@ -469,20 +469,20 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     }
 
     /// Sets mode, owner, attributes and time of a directory after all work in it.
-    fn finish_directory(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
-        let Some(before) = judged.before.as_ref().filter(|before| before.kind == ObjectKind::Directory) else {
+    fn finish_directory(&mut self, item: &ComparedPath) -> Result<(), Errno> {
+        let Some(before) = item.before.as_ref().filter(|before| before.kind == ObjectKind::Directory) else {
             return Ok(());
         };
-        let Some(now) = self.find_object(&judged.path)?.filter(TreeObject::is_directory) else { return Ok(()) };
-        self.record_touch(&judged.path, &now)?;
-        let opened = self.opened.remove(&judged.path);
-        if judged.conflict.is_some() {
+        let Some(now) = self.find_object(&item.path)?.filter(TreeObject::is_directory) else { return Ok(()) };
+        self.record_touch(&item.path, &now)?;
+        let opened = self.opened.remove(&item.path);
+        if item.conflict.is_some() {
             return opened.map_or(Ok(()), |mode| now.set_mode(mode));
         }
         if !has_metadata(&now, before) {
             set_attributes(&now, before)?;
         }
-        if judged.keeps_time { Ok(()) } else { now.set_modified(before.modified) }
+        if item.keeps_time { Ok(()) } else { now.set_modified(before.modified) }
     }
 }
 

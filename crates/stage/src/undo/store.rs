@@ -264,25 +264,25 @@ impl UndoStore {
             other => other.map_err(store_error("read"))?,
         };
         let _lock = lock_run(directory.as_fd(), id)?;
-        let aside = format!("{REMOVAL_PREFIX}{id}");
-        remove_tree(self.place.as_fd(), aside.as_bytes())?;
-        renameat(&self.place, id, &self.place, aside.as_str()).map_err(store_error("write in"))?;
-        remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(UndoError::Path)
+        let removal_name = format!("{REMOVAL_PREFIX}{id}");
+        remove_tree(self.place.as_fd(), removal_name.as_bytes())?;
+        renameat(&self.place, id, &self.place, removal_name.as_str()).map_err(store_error("write in"))?;
+        remove_tree(self.place.as_fd(), removal_name.as_bytes()).map_err(UndoError::Path)
     }
 
     /// Removes runs that are too old, and the oldest of the workspace if there are too many. Keeps
     /// a run that has not ended.
     fn remove_old(&self, workspace: &Path) -> Result<(), UndoError> {
         sweep_removals(self.place.as_fd())?;
-        let (now, mut kept) = (now_ms(), 0);
+        let (now, mut run_count) = (now_ms(), 0);
         // A run that was killed before its description was written.
         for id in self.list_ids()?.iter().filter(|id| self.is_stale(id, now)) {
             remove_tree(self.place.as_fd(), id.as_bytes())?;
         }
         for meta in self.list_runs()? {
             let is_of_workspace = meta.workspace.as_path() == workspace;
-            kept += usize::from(is_of_workspace);
-            if is_over(if is_of_workspace { kept } else { 0 }, meta.started_ms, now) {
+            run_count += usize::from(is_of_workspace);
+            if is_over(if is_of_workspace { run_count } else { 0 }, meta.started_ms, now) {
                 match self.remove_run(&meta.request) {
                     Ok(()) | Err(UndoError::Busy(_) | UndoError::Absent(_)) => {}
                     Err(error) => return Err(error),

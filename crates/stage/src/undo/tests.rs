@@ -254,9 +254,9 @@ proptest! {
         drop((run, recorder));
         for stop in stops {
             let run = scene.store().open_run(&scene.request).unwrap();
-            let mut left = stop;
+            let mut remaining = stop;
             let mut watch = |_: &Path| {
-                left = left.checked_sub(1).ok_or(Errno::INTR)?;
+                remaining = remaining.checked_sub(1).ok_or(Errno::INTR)?;
                 Ok(())
             };
             let _ = run.restore_paths(&[], false, &mut watch);
@@ -336,8 +336,8 @@ fn a_descriptor_cannot_change_what_was_kept() {
     let held = rustix::fs::open(root.join("x"), OFlags::PATH, Mode::empty()).unwrap();
     recorder.before_remove(&path).unwrap();
     fs::remove_file(root.join("x")).unwrap();
-    let again = rustix::io::fcntl_dupfd_cloexec(&held, 3).unwrap();
-    recorder.before_rewrite(&path, again).unwrap();
+    let second = rustix::io::fcntl_dupfd_cloexec(&held, 3).unwrap();
+    recorder.before_rewrite(&path, second).unwrap();
     use std::os::fd::AsRawFd as _;
     fs::write(format!("/proc/self/fd/{}", held.as_raw_fd()), "changed").unwrap();
     drop((run, recorder));
@@ -407,9 +407,9 @@ fn a_conflict_stays_one_however_old_its_time() {
         drop((run, recorder));
         if is_cut_off {
             let run = scene.store().open_run(&scene.request).unwrap();
-            let mut left = 1;
+            let mut remaining = 1;
             let mut watch = |_: &Path| {
-                left = i32::checked_sub(left, 1).filter(|left| *left >= 0).ok_or(Errno::INTR)?;
+                remaining = i32::checked_sub(remaining, 1).filter(|remaining| *remaining >= 0).ok_or(Errno::INTR)?;
                 Ok(())
             };
             run.restore_paths(&[], false, &mut watch).unwrap_err();
@@ -427,8 +427,8 @@ fn a_conflict_stays_one_however_old_its_time() {
         // Objects that the restoration touched belong to the user again as well.
         assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
         put_old(&mine, &root.join("b/b"));
-        let again = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
-        assert_eq!(again.comparison.conflicts.len(), 2, "{again:?}");
+        let second = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
+        assert_eq!(second.comparison.conflicts.len(), 2, "{second:?}");
         assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person");
     }
 }

@@ -58,8 +58,8 @@ fn what_a_person_changes_while_it_is_restored_stays() {
 #[test]
 fn what_is_put_in_a_directory_that_moves_is_taken_back() {
     use super::compare::RunComparer;
+    use super::held_name::RestoreTarget;
     use super::restore::WorkspaceRestorer;
-    use super::spot::RestoreTarget;
     use std::os::fd::AsFd as _;
     let scene = Scene::new();
     let root = scene.root();

@@ -41,7 +41,7 @@ impl Scene {
 
     /// As [`new`](Self::new), with the workspace on another filesystem, so that
     /// a commit cannot give staged objects a second name.
-    pub fn apart(before: &str) -> Self {
+    pub fn other_filesystem(before: &str) -> Self {
         Self::over(before, Some(Path::new("/dev/shm")))
     }
 
@@ -137,8 +137,8 @@ impl Scene {
         line.output().unwrap()
     }
 
-    pub fn commit(&self, id: &StageId, wanted: &CommitRequest) -> Result<CommitResult, StageCommitError> {
-        self.stages().open_for_changes(id).unwrap().commit_changes(wanted, &mut SilentObserver)
+    pub fn commit(&self, id: &StageId, commit_request: &CommitRequest) -> Result<CommitResult, StageCommitError> {
+        self.stages().open_for_changes(id).unwrap().commit_changes(commit_request, &mut SilentObserver)
     }
 
     /// Commits everything.

@@ -18,8 +18,8 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, RequestCommand, RequestId, RunOutcome, SessionId};
 
-use crate::held;
-use crate::place::{StoreFileError, private_directory, system_error};
+use crate::database_path::{StoreFileError, private_directory, system_error};
+use crate::live_directories;
 
 pub use output::{OutputPiece, OutputReader, OutputStream, OutputWriter};
 
@@ -106,7 +106,7 @@ impl RunStore {
     pub fn begin_run(&self, id: &RequestId) -> Result<SupervisedRun, StoreFileError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
-        let lock = held::create_locked(&path, |_| Ok(()))?;
+        let lock = live_directories::create_locked(&path, |_| Ok(()))?;
         Ok(SupervisedRun { run: DetachedRun { id: id.clone(), path }, _lock: lock })
     }
 
@@ -115,7 +115,7 @@ impl RunStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_runs(&self) -> Result<Vec<DetachedRun>, StoreFileError> {
-        Ok(held::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
+        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
     }
 
     /// Returns the run whose id begins with `name`.
@@ -160,12 +160,12 @@ impl DetachedRun {
 
     /// Returns its description, if it is stored already.
     pub fn read_description(&self) -> Option<RunDescription> {
-        held::read_json(&self.path, DESCRIPTION_FILE)
+        live_directories::read_json(&self.path, DESCRIPTION_FILE)
     }
 
     /// Returns whether its supervisor is running, without which the run cannot be alive.
     pub fn is_watched(&self) -> bool {
-        held::is_held(&self.path)
+        live_directories::is_held(&self.path)
     }
 
     /// Returns its state.
@@ -174,7 +174,7 @@ impl DetachedRun {
         if self.is_watched() {
             return DetachedRunState::Running;
         }
-        held::read_json(&self.path, OUTCOME_FILE)
+        live_directories::read_json(&self.path, OUTCOME_FILE)
             .map_or(DetachedRunState::Lost, |outcome| DetachedRunState::Ended(Box::new(outcome)))
     }
 
@@ -214,7 +214,7 @@ impl SupervisedRun {
     /// # Errors
     /// [`StoreFileError`] if it cannot be written.
     pub fn write_description(&self, about: &RunDescription) -> Result<(), StoreFileError> {
-        held::write_json(&self.run.path, DESCRIPTION_FILE, about)
+        live_directories::write_json(&self.run.path, DESCRIPTION_FILE, about)
     }
 
     /// Stores its outcome.
@@ -222,7 +222,7 @@ impl SupervisedRun {
     /// # Errors
     /// [`StoreFileError`] if it cannot be written.
     pub fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), StoreFileError> {
-        held::write_json(&self.run.path, OUTCOME_FILE, outcome)
+        live_directories::write_json(&self.run.path, OUTCOME_FILE, outcome)
     }
 
     /// Returns the writer for its output.

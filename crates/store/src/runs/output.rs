@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::held::new_file;
+use crate::live_directories::new_file;
 
 /// Length from which a file is not appended to, in bytes.
 const MAX_FILE_BYTES: u64 = 512 << 10;
@@ -110,12 +110,12 @@ pub struct OutputReader {
     file: Option<File>,
     number: u64,
     at: u64,
-    told_bytes: u64,
+    reported_bytes: u64,
 }
 
 impl OutputReader {
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self { directory, file: None, number: 0, at: 0, told_bytes: 0 }
+        Self { directory, file: None, number: 0, at: 0, reported_bytes: 0 }
     }
 
     /// Returns the next piece; `None` if there is no more at present.
@@ -127,7 +127,7 @@ impl OutputReader {
             let Some(file) = &self.file else {
                 match self.open_next()? {
                     Some(0) => continue,
-                    Some(left_out) => return Ok(Some(OutputPiece::LeftOut(left_out))),
+                    Some(omitted_bytes) => return Ok(Some(OutputPiece::LeftOut(omitted_bytes))),
                     None => return Ok(None),
                 }
             };
@@ -135,7 +135,7 @@ impl OutputReader {
             let followed = self.lowest_from(self.number + 1)?.is_some();
             if let Some((stream, bytes)) = read_chunk(file, self.at)? {
                 self.at += (CHUNK_HEADER_BYTES + bytes.len()) as u64;
-                self.told_bytes += bytes.len() as u64;
+                self.reported_bytes += bytes.len() as u64;
                 return Ok(Some(OutputPiece::Bytes(stream, bytes)));
             }
             if !followed {
@@ -163,9 +163,9 @@ impl OutputReader {
             return Ok(Some(0));
         }
         let printed_bytes = u64::from_le_bytes(beginning);
-        let left_out = printed_bytes.saturating_sub(self.told_bytes);
-        (self.file, self.number, self.at, self.told_bytes) = (Some(file), number, FILE_HEADER_BYTES, printed_bytes);
-        Ok(Some(left_out))
+        let omitted_bytes = printed_bytes.saturating_sub(self.reported_bytes);
+        (self.file, self.number, self.at, self.reported_bytes) = (Some(file), number, FILE_HEADER_BYTES, printed_bytes);
+        Ok(Some(omitted_bytes))
     }
 
     fn lowest_from(&self, first: u64) -> io::Result<Option<u64>> {
@@ -228,11 +228,11 @@ mod tests {
         let mut output = OutputWriter::new(dir.path().to_owned());
         output.append_output(OutputStream::Out, b"one").unwrap();
         output.append_output(OutputStream::Err, b"two").unwrap();
-        let wanted = [
+        let expected = [
             OutputPiece::Bytes(OutputStream::Out, b"one".to_vec()),
             OutputPiece::Bytes(OutputStream::Err, b"two".to_vec()),
         ];
-        assert_eq!(all(&mut reader), wanted);
+        assert_eq!(all(&mut reader), expected);
         output.append_output(OutputStream::Out, b"three").unwrap();
         assert_eq!(all(&mut reader), [OutputPiece::Bytes(OutputStream::Out, b"three".to_vec())]);
     }
@@ -261,11 +261,11 @@ mod tests {
         assert_eq!(length(&late), PRINTED + 9);
         let gaps: Vec<_> = late.iter().filter(|piece| matches!(piece, OutputPiece::LeftOut(_))).collect();
         assert!(matches!(gaps[..], [OutputPiece::LeftOut(bytes)] if *bytes > PRINTED / 2), "{gaps:?}");
-        let kept: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+        let stored_bytes: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
         assert!(
-            kept < (MAX_FIRST_FILES + MAX_LAST_FILES)
-                * (MAX_FILE_BYTES + (MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES) as u64),
-            "{kept} bytes"
+            stored_bytes
+                < (MAX_FIRST_FILES + MAX_LAST_FILES) * (MAX_FILE_BYTES + (MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES) as u64),
+            "{stored_bytes} bytes"
         );
     }
 

@@ -53,7 +53,7 @@ impl ApprovalStore {
         let (scope, remaining, until_ms) = match r.scope {
             ApprovalScope::Once => ("once", None, None),
             ApprovalScope::Session => ("session", None, None),
-            ApprovalScope::Times(left) => ("times", Some(left), None),
+            ApprovalScope::Times(uses) => ("times", Some(uses), None),
             ApprovalScope::Until(until_ms) => ("until", None, Some(to_sql_integer(until_ms))),
             ApprovalScope::Always => ("always", None, None),
         };
@@ -104,10 +104,10 @@ impl ApprovalStore {
         // Counted: look again in a transaction, in which no other process can count.
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let mut found = find_matching(&transaction, namespace, digest, session, now_ms)?;
-        if let Some(ApprovalRecord { id, scope: ApprovalScope::Times(left), .. }) = &mut found {
+        if let Some(ApprovalRecord { id, scope: ApprovalScope::Times(uses), .. }) = &mut found {
             let sql =
                 "UPDATE approval SET remaining = remaining - 1 WHERE id = ?1 AND remaining > 0 RETURNING remaining";
-            *left = transaction.prepare_cached(sql)?.query_row([id.as_str()], |row| row.get(0))?;
+            *uses = transaction.prepare_cached(sql)?.query_row([id.as_str()], |row| row.get(0))?;
         }
         transaction.commit()?;
         Ok(found)

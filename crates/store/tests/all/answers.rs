@@ -59,10 +59,10 @@ fn an_answer_answers_its_own_question_only() {
             })
             .unwrap();
     }
-    for asked in namespaces {
+    for queried_namespace in namespaces {
         for of in namespaces {
-            let found = store.look_up_answer(asked, &digest(of.as_str()), None, 0).unwrap();
-            assert_eq!(found.is_some(), asked == of, "{asked} answered by {of}");
+            let found = store.look_up_answer(queried_namespace, &digest(of.as_str()), None, 0).unwrap();
+            assert_eq!(found.is_some(), queried_namespace == of, "{queried_namespace} answered by {of}");
         }
     }
     assert_eq!(store.look_up_answer(ApprovalNamespace::Run, &digest("other"), None, 0).unwrap(), None);
@@ -202,7 +202,7 @@ fn pruning_forgets_only_what_answers_nothing() {
     store.look_up_answer(ApprovalNamespace::Run, &digest("used"), None, 0).unwrap().unwrap();
     assert_eq!(store.prune_answers(500).unwrap(), 0);
     assert_eq!(store.prune_answers(5_000).unwrap(), 3);
-    let mut left: Vec<String> = store.list_answers().unwrap().into_iter().map(|r| r.id.to_string()).collect();
-    left.sort();
-    assert_eq!(left, ["apr_always", "apr_session", "apr_unused", "apr_valid"]);
+    let mut answer_ids: Vec<String> = store.list_answers().unwrap().into_iter().map(|r| r.id.to_string()).collect();
+    answer_ids.sort();
+    assert_eq!(answer_ids, ["apr_always", "apr_session", "apr_unused", "apr_valid"]);
 }

@@ -47,14 +47,14 @@ pub(crate) fn wait_for(path: &Path) {
 }
 
 /// Where to work; `None` where nobody started this as a child.
-pub(crate) fn given_path() -> Option<PathBuf> {
+pub(crate) fn read_child_path() -> Option<PathBuf> {
     std::env::var_os(PATH).map(Into::into)
 }
 
 #[test]
 #[ignore = "child of uses_are_counted_across_processes"]
 fn child_uses_up() {
-    let Some(path) = given_path() else { return };
+    let Some(path) = read_child_path() else { return };
     let store = ApprovalStore::open(&path).unwrap();
     let mut used = 0;
     while store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap().is_some() {
@@ -81,7 +81,7 @@ fn uses_are_counted_across_processes() {
 #[test]
 #[ignore = "child of many_may_make_it_at_once"]
 fn child_makes_and_remembers() {
-    let Some(path) = given_path() else { return };
+    let Some(path) = read_child_path() else { return };
     let name = std::process::id().to_string();
     ApprovalStore::open(&path)
         .unwrap()
@@ -102,7 +102,7 @@ fn many_may_make_it_at_once() {
 #[test]
 #[ignore = "child of sudden_death_keeps_what_was_remembered"]
 fn child_remembers_forever() {
-    let Some(path) = given_path() else { return };
+    let Some(path) = read_child_path() else { return };
     let store = ApprovalStore::open(&path).unwrap();
     // One byte for each that is acknowledged: an append of one byte is not torn.
     let mut count = std::fs::File::create(path.with_extension("count")).unwrap();

@@ -11,7 +11,7 @@ use stockade_store::sandboxes::{
 };
 use stockade_store::{ApprovalStore, StoreOpenError};
 
-use crate::processes::{child, finish, given_path};
+use crate::processes::{child, finish, read_child_path};
 
 fn sandboxes() -> (tempfile::TempDir, PathBuf, SandboxStore) {
     let root = tempfile::tempdir().unwrap();
@@ -43,8 +43,8 @@ fn ids(records: &[SandboxRecord]) -> Vec<SandboxId> {
     records.iter().map(|record| record.id.clone()).collect()
 }
 
-fn is_state(error: &SandboxStoreError, wanted: SandboxState) -> bool {
-    matches!(error, SandboxStoreError::State { state, .. } if *state == wanted)
+fn is_state(error: &SandboxStoreError, expected: SandboxState) -> bool {
+    matches!(error, SandboxStoreError::State { state, .. } if *state == expected)
 }
 
 #[test]
@@ -53,13 +53,13 @@ fn whoever_opens_it_again_finds_every_one() {
     ready(&first, 1, Some(60_000), Some(5_000));
     let before = first.find_sandbox(&id(1)).unwrap().unwrap();
     drop(first);
-    let again = SandboxStore::open(&path).unwrap();
-    assert_eq!(again.list_sandboxes().unwrap(), std::slice::from_ref(&before));
+    let second_store = SandboxStore::open(&path).unwrap();
+    assert_eq!(second_store.list_sandboxes().unwrap(), std::slice::from_ref(&before));
     assert_eq!(before.spec.limits, spec().limits);
     assert_eq!((before.backend.as_deref(), before.state), (Some("native"), SandboxState::Ready));
     assert_eq!((before.created_ms, before.changed_ms, before.expires_ms), (1_000, 1_001, Some(61_000)));
-    assert_eq!(again.find_sandbox(&id(2)).unwrap(), None);
-    again.check_integrity().unwrap();
+    assert_eq!(second_store.find_sandbox(&id(2)).unwrap(), None);
+    second_store.check_integrity().unwrap();
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn a_state_leads_only_where_it_may() {
     let why = "no space\u{20ac}".repeat(1_000);
     let failed = sandboxes.change_state(&id(1), SandboxState::Failed, Some(&why), 6).unwrap();
     assert_eq!((failed.state, failed.changed_ms, failed.backend.as_deref()), (SandboxState::Failed, 6, Some("native")));
-    let kept = sandboxes.find_sandbox(&id(1)).unwrap().unwrap().why.unwrap();
-    assert!(kept.len() <= 4_096 && why.starts_with(&kept), "{} bytes", kept.len());
+    let stored_reason = sandboxes.find_sandbox(&id(1)).unwrap().unwrap().why.unwrap();
+    assert!(stored_reason.len() <= 4_096 && why.starts_with(&stored_reason), "{} bytes", stored_reason.len());
     assert!(is_state(&sandboxes.change_state(&id(1), SandboxState::Ready, None, 7).unwrap_err(), SandboxState::Failed));
     let unknown = sandboxes.change_state(&id(9), SandboxState::Ready, None, 7).unwrap_err();
     assert!(matches!(unknown, SandboxStoreError::Unknown(_)), "{unknown}");
@@ -185,7 +185,7 @@ fn time_ends_what_lives_too_long_or_is_not_used() {
 #[test]
 #[ignore = "child of what_a_killed_maker_left_is_known"]
 fn child_begins_and_dies() {
-    let Some(path) = given_path() else { return };
+    let Some(path) = read_child_path() else { return };
     let sandboxes = SandboxStore::open(&path).unwrap();
     let claims: Vec<SandboxClaim> = (1..4).map(|n| sandboxes.begin_sandbox(id(n), spec(), 0).unwrap()).collect();
     sandboxes.change_state(&id(2), SandboxState::Destroying, None, 0).unwrap();
@@ -210,8 +210,8 @@ fn what_a_killed_maker_left_is_known() {
     maker.wait().unwrap();
     assert_eq!(ids(&sandboxes.abandoned_sandboxes().unwrap()), [id(1), id(2)]);
     assert_eq!(sandboxes.due_sandboxes(10_000).unwrap().len(), 1);
-    let again = SandboxStore::open(&path).unwrap();
-    assert_eq!(again.claim_sandbox(&id(1)).unwrap().id(), &id(1));
+    let second_store = SandboxStore::open(&path).unwrap();
+    assert_eq!(second_store.claim_sandbox(&id(1)).unwrap().id(), &id(1));
 }
 
 #[test]
@@ -236,7 +236,7 @@ const RACES: u8 = 40;
 #[test]
 #[ignore = "child of a_change_is_made_once_whoever_races"]
 fn child_races() {
-    let Some(path) = given_path() else { return };
+    let Some(path) = read_child_path() else { return };
     let sandboxes = SandboxStore::open(&path).unwrap();
     let won = (1..=RACES).filter(|n| sandboxes.change_state(&id(*n), SandboxState::Paused, None, 5).is_ok()).count();
     fs::write(path.join(format!("won-{}", std::process::id())), won.to_string()).unwrap();

@@ -18,7 +18,7 @@ use stockade_model::{ApprovalQuestion, RawText};
 use stockade_store::runs::{DetachedRun, OutputReader};
 use stockade_sys::signals::SignalDescriptor;
 
-use super::seat::{self, TerminalClient};
+use super::terminal_client::{self, TerminalClient};
 use super::wire::{
     ClientMessage, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, MAX_RUN_MESSAGE_BYTES, RunChannel, RunMessage,
 };
@@ -62,7 +62,7 @@ pub enum ClientEvent {
 /// Readiness of the polled descriptors.
 #[derive(Clone, Copy, Default)]
 struct ClientReadiness {
-    told: bool,
+    message: bool,
     signalled: bool,
     answered: bool,
     typed: bool,
@@ -74,7 +74,7 @@ struct ShownQuestion {
     waiting: PendingQuestion,
     dialog: JoinHandle<()>,
     /// True if the user detached while it was shown.
-    left: Arc<AtomicBool>,
+    has_left: Arc<AtomicBool>,
 }
 
 /// A question to be shown later.
@@ -93,10 +93,10 @@ pub struct RunClient {
     /// Message that is sent at the end of standard input.
     last: InputPiece,
     /// The user's terminal, if the run's terminal is shown on it.
-    seat: Option<TerminalClient>,
-    /// Shows the output if there is no `seat`.
+    user_terminal: Option<TerminalClient>,
+    /// Shows the output if there is no `user_terminal`.
     shower: OutputPrinter,
-    asked: Option<ShownQuestion>,
+    open_question: Option<ShownQuestion>,
     next: VecDeque<NextQuestion>,
     /// Readable once a dialog has ended.
     answered: Arc<OwnedFd>,
@@ -109,8 +109,8 @@ impl RunClient {
     /// [`CliError`] if it has ended or cannot be reached.
     pub fn attach_to(run: &DetachedRun) -> Result<Self, CliError> {
         // Before any thread starts.
-        let taken: Vec<i32> = DETACH_SIGNALS.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
-        let signals = SignalDescriptor::block_and_read(&taken).map_err(attach_error)?;
+        let signal_numbers: Vec<i32> = DETACH_SIGNALS.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
+        let signals = SignalDescriptor::block_and_read(&signal_numbers).map_err(attach_error)?;
         let answered =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
         let attached = control::attach_to_supervisor(run, UserTerminal::open().is_some());
@@ -127,9 +127,9 @@ impl RunClient {
             intake,
             source: if intake == InputKind::Nothing { InputProgress::Ended } else { InputProgress::Open },
             last,
-            seat: None,
+            user_terminal: None,
             shower: OutputPrinter::default(),
-            asked: None,
+            open_question: None,
             next: VecDeque::new(),
             answered: Arc::new(answered),
         })
@@ -161,7 +161,7 @@ impl RunClient {
     /// # Errors
     /// [`CliError`] if the terminal is gone, or if the earlier output cannot be read.
     pub fn sit_down(&mut self, keys: &DetachKeys, past: &mut OutputReader) -> Result<(), CliError> {
-        self.seat.insert(TerminalClient::take_terminal(keys).map_err(attach_error)?).show_again(past)?;
+        self.user_terminal.insert(TerminalClient::take_terminal(keys).map_err(attach_error)?).replay_output(past)?;
         self.tell_size(true);
         Ok(())
     }
@@ -171,24 +171,24 @@ impl RunClient {
     /// # Errors
     /// [`CliError`] if it cannot be read or shown.
     pub fn show_output(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
-        match &mut self.seat {
-            _ if self.asked.is_some() => Ok(()),
-            Some(seat) => seat.show_output(output),
+        match &mut self.user_terminal {
+            _ if self.open_question.is_some() => Ok(()),
+            Some(user_terminal) => user_terminal.show_output(output),
             None => self.shower.print_available(output),
         }
     }
 
     /// Prints a message to the user.
     pub fn print_message(&self, text: &str) {
-        match &self.seat {
-            Some(_) => seat::print_message(text.as_bytes()),
+        match &self.user_terminal {
+            Some(_) => terminal_client::print_message(text.as_bytes()),
             None => print_remark(text),
         }
     }
 
     /// Sends the terminal size. A failure is ignored, because a run that has ended needs no size.
     fn tell_size(&self, again: bool) {
-        if let Some(size) = seat::read_terminal_size(again).filter(|_| self.seat.is_some()) {
+        if let Some(size) = terminal_client::read_terminal_size(again).filter(|_| self.user_terminal.is_some()) {
             let _ = self.line.send_message(&size);
         }
     }
@@ -211,9 +211,9 @@ impl RunClient {
                 Ok(_) | Err(_) => ClientEvent::Left,
             });
         }
-        if ready.told {
+        if ready.message {
             return Ok(match self.line.receive_message(MAX_RUN_MESSAGE_BYTES) {
-                Ok(Some(told)) => self.handle_message(told),
+                Ok(Some(message)) => self.handle_message(message),
                 Ok(None) | Err(_) => ClientEvent::Over,
             });
         }
@@ -231,16 +231,16 @@ impl RunClient {
             PollFd::new(&*self.answered, PollFlags::IN),
         ];
         // Input while a question is shown is its answer.
-        let has_room = match &self.seat {
+        let has_room = match &self.user_terminal {
             // Always, so that the user can detach from a run that reads no input.
-            Some(seat) => self.source != InputProgress::Ended && seat.has_room(),
+            Some(user_terminal) => self.source != InputProgress::Ended && user_terminal.has_room(),
             None => self.source == InputProgress::Open,
         };
-        let reads = has_room && self.asked.is_none();
+        let reads = has_room && self.open_question.is_none();
         if reads {
             waited.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
         }
-        if let Some(printing) = printing.filter(|_| self.asked.is_none()) {
+        if let Some(printing) = printing.filter(|_| self.open_question.is_none()) {
             waited.push(PollFd::new(printing, PollFlags::IN));
         }
         let again = Timespec { tv_sec: 0, tv_nsec: RUN_POLL_INTERVAL.subsec_nanos().into() };
@@ -250,7 +250,7 @@ impl RunClient {
         }
         let is_ready = |at: usize| waited.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let ready = ClientReadiness {
-            told: is_ready(0),
+            message: is_ready(0),
             signalled: is_ready(1),
             answered: is_ready(2),
             typed: reads && is_ready(3),
@@ -264,7 +264,7 @@ impl RunClient {
 
     /// Sends input, or the end of the input.
     fn pass_on(&mut self) -> ClientEvent {
-        if self.seat.is_some() {
+        if self.user_terminal.is_some() {
             return self.read_keys();
         }
         let mut bytes = vec![0; MAX_INPUT_BYTES];
@@ -291,7 +291,7 @@ impl RunClient {
             // The terminal is gone.
             Ok(0) | Err(_) => return ClientEvent::Left,
         };
-        if self.seat.as_mut().is_some_and(|seat| seat.handle_keys(pressed)) {
+        if self.user_terminal.as_mut().is_some_and(|user_terminal| user_terminal.handle_keys(pressed)) {
             return ClientEvent::Left;
         }
         self.send_keys()
@@ -299,19 +299,19 @@ impl RunClient {
 
     /// Sends the next keys, if the run has taken the previous ones.
     fn send_keys(&mut self) -> ClientEvent {
-        let seat = self.seat.as_mut().filter(|_| self.source == InputProgress::Open);
-        let Some(keys) = seat.and_then(TerminalClient::next_keys) else { return ClientEvent::Nothing };
+        let user_terminal = self.user_terminal.as_mut().filter(|_| self.source == InputProgress::Open);
+        let Some(keys) = user_terminal.and_then(TerminalClient::next_keys) else { return ClientEvent::Nothing };
         self.source = InputProgress::Awaiting;
         self.line.send_message(&keys).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
     }
 
-    fn handle_message(&mut self, told: RunMessage) -> ClientEvent {
-        match told {
+    fn handle_message(&mut self, message: RunMessage) -> ClientEvent {
+        match message {
             RunMessage::Input(fate) => {
                 self.source =
                     if self.source == InputProgress::Awaiting { InputProgress::Open } else { InputProgress::Ended };
                 return match fate {
-                    InputResult::Taken if self.seat.is_some() => self.send_keys(),
+                    InputResult::Taken if self.user_terminal.is_some() => self.send_keys(),
                     fate => ClientEvent::Fate(fate),
                 };
             }
@@ -321,8 +321,10 @@ impl RunClient {
             }
             RunMessage::Over(number) => {
                 self.next.retain(|next| next.number != number);
-                if let Some(asked) = self.asked.as_ref().filter(|asked| asked.number == number) {
-                    asked.waiting.withdraw();
+                if let Some(open_question) =
+                    self.open_question.as_ref().filter(|open_question| open_question.number == number)
+                {
+                    open_question.waiting.withdraw();
                 }
             }
         }
@@ -331,17 +333,17 @@ impl RunClient {
 
     /// Shows the next question, if none is shown.
     fn put_next(&mut self) {
-        if self.asked.is_some() {
+        if self.open_question.is_some() {
             return;
         }
         let Some(NextQuestion { number, question, text }) = self.next.pop_front() else { return };
         let waiting = PendingQuestion::new(HeldCalls::default());
         let (line, answered, until) = (Arc::clone(&self.line), Arc::clone(&self.answered), waiting.clone());
-        let left = Arc::new(AtomicBool::new(false));
-        let leaves = Arc::clone(&left);
+        let has_left = Arc::new(AtomicBool::new(false));
+        let leaves = Arc::clone(&has_left);
         let dialog = move || {
             let mut approver =
-                TerminalApprover::new(text, crate::color_wanted(), None).detach_on_interrupt(Arc::clone(&leaves));
+                TerminalApprover::new(text, crate::wants_color(), None).detach_on_interrupt(Arc::clone(&leaves));
             let answer = approver.ask_question(&question, &until);
             if !leaves.load(Ordering::Relaxed) {
                 // A run that has ended needs no answer.
@@ -350,7 +352,7 @@ impl RunClient {
             let _ = rustix::io::write(&*answered, &1_u64.to_ne_bytes());
         };
         match thread::Builder::new().name("stockade-ask".to_owned()).spawn(dialog) {
-            Ok(dialog) => self.asked = Some(ShownQuestion { number, waiting, dialog, left }),
+            Ok(dialog) => self.open_question = Some(ShownQuestion { number, waiting, dialog, has_left }),
             // No answer: the run refuses the question after its time-out.
             Err(error) => tracing::warn!(%error, "no thread to ask on"),
         }
@@ -359,15 +361,15 @@ impl RunClient {
     /// Ends the dialog, and returns whether the user detached while it was shown.
     fn finish_question(&mut self) -> bool {
         let _ = rustix::io::read(&*self.answered, &mut [0; 8]);
-        if let Some(asked) = self.asked.take() {
+        if let Some(open_question) = self.open_question.take() {
             // A thread that panicked has reported it.
-            let _ = asked.dialog.join();
-            if asked.left.load(Ordering::Relaxed) {
+            let _ = open_question.dialog.join();
+            if open_question.has_left.load(Ordering::Relaxed) {
                 return true;
             }
         }
         self.put_next();
-        if self.asked.is_none() {
+        if self.open_question.is_none() {
             // The question has overwritten part of the run's screen.
             self.tell_size(true);
         }
@@ -377,11 +379,11 @@ impl RunClient {
     /// Restores the terminal and closes the connection.
     pub fn detach_client(&mut self) {
         self.next.clear();
-        if let Some(asked) = self.asked.take() {
-            asked.waiting.withdraw();
-            let _ = asked.dialog.join();
+        if let Some(open_question) = self.open_question.take() {
+            open_question.waiting.withdraw();
+            let _ = open_question.dialog.join();
         }
-        self.seat = None;
+        self.user_terminal = None;
         self.line.hang_up();
     }
 }

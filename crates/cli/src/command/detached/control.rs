@@ -14,7 +14,7 @@ use stockade_engine::InterruptSender;
 use stockade_store::runs::DetachedRun;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
-use super::served::RunConnectionHandler;
+use super::client_connections::RunConnectionHandler;
 use super::wire::{InputKind, RunChannel};
 use crate::failure::CliError;
 
@@ -42,7 +42,7 @@ const ATTACH_TO_ANSWER_REQUEST: &str = "attach answers";
 pub fn serve_control_socket(
     run: &DetachedRun,
     interrupter: InterruptSender,
-    desk: Arc<RunConnectionHandler>,
+    handler: Arc<RunConnectionHandler>,
 ) -> Result<(), CliError> {
     let cannot = |e: io::Error| CliError::new(format!("cannot listen in the directory of the run: {e}"));
     let listener = UnixSocketAddress::in_directory(run.path(), SOCKET_NAME)
@@ -51,7 +51,7 @@ pub fn serve_control_socket(
     let answer_all = move || {
         for stream in listener.incoming() {
             // An invalid or closed connection affects only its client.
-            match stream.and_then(|stream| answer_request(stream, &interrupter, &desk)) {
+            match stream.and_then(|stream| answer_request(stream, &interrupter, &handler)) {
                 Ok(()) => {}
                 Err(error) => tracing::warn!(%error, "a caller was not answered"),
             }
@@ -63,12 +63,12 @@ pub fn serve_control_socket(
 fn answer_request(
     mut stream: UnixStream,
     interrupter: &InterruptSender,
-    desk: &Arc<RunConnectionHandler>,
+    handler: &Arc<RunConnectionHandler>,
 ) -> io::Result<()> {
     configure_stream(&stream)?;
     let line = read_line(&stream)?;
     if line == ATTACH_REQUEST || line == ATTACH_TO_ANSWER_REQUEST {
-        return serve_attach_request(stream, desk, line == ATTACH_TO_ANSWER_REQUEST);
+        return serve_attach_request(stream, handler, line == ATTACH_TO_ANSWER_REQUEST);
     }
     let signal = line.strip_prefix("end ").and_then(|number| number.parse().ok());
     let signal = signal.filter(|number| END_SIGNALS.iter().any(|signal| signal.as_raw() == *number));
@@ -79,9 +79,9 @@ fn answer_request(
     stream.write_all(DONE_REPLY)
 }
 
-fn serve_attach_request(mut stream: UnixStream, desk: &Arc<RunConnectionHandler>, answers: bool) -> io::Result<()> {
-    let Some(place) = desk.reserve_slot() else { return stream.write_all(b"too many are attached\n") };
-    stream.write_all(match desk.input_kind() {
+fn serve_attach_request(mut stream: UnixStream, handler: &Arc<RunConnectionHandler>, answers: bool) -> io::Result<()> {
+    let Some(place) = handler.reserve_slot() else { return stream.write_all(b"too many are attached\n") };
+    stream.write_all(match handler.input_kind() {
         InputKind::Nothing => DONE_REPLY,
         InputKind::Pipe => DONE_WITH_INPUT_REPLY,
         InputKind::Terminal => DONE_WITH_TERMINAL_REPLY,

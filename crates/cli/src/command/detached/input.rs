@@ -15,9 +15,9 @@ use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
 };
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_engine::core::{BoundPlan, ConsentRuling, shown_command};
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{HeldRule, PlanError, PolicyEngine, RecordError};
+use stockade_engine::ports::{HeldRule, PlanError, PolicyEngine, RecordError};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     Assessment, AttemptPlan, Decision, Denial, Digest, EnforcementReport, Event, EventKind, FinalStatus, Grant,
@@ -25,11 +25,11 @@ use stockade_model::{
 };
 use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
 
-use super::clients::{AttachedApprover, ClientRegistry};
-use super::faithful::find_alteration;
+use super::attached_clients::{AttachedApprover, ClientRegistry};
+use super::script_integrity::find_alteration;
 use super::wire::{InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunChannel};
-use crate::meaning;
 use crate::render::{self, TextLayout};
+use crate::resolved_args;
 
 /// Name of the backend whose attempts are writes.
 const INPUT_BACKEND_NAME: &str = "input";
@@ -78,14 +78,14 @@ impl RunInput {
     }
 
     /// Changes the size of the terminal, if it is one.
-    pub fn resize_terminal(&self, rows: u16, columns: u16, again: bool) {
+    pub fn resize_terminal(&self, rows: u16, columns: u16, redraw: bool) {
         let end = self.lock_end();
         let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == InputKind::Terminal) else { return };
         if rows == 0 || columns == 0 {
             return;
         }
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        if again {
+        if redraw {
             // The kernel does not report an unchanged size to the command, so another size is set
             // first.
             let _ = tcsetwinsize(terminal, Winsize { ws_row: rows.saturating_add(1), ..size });
@@ -169,7 +169,7 @@ fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
 /// Decides on input with the same policy as the run's own request.
 pub struct InputGate {
     engine: RequestEngine,
-    judge: Arc<dyn PolicyEngine>,
+    rule_engine: Arc<dyn PolicyEngine>,
     request: RunRequest,
     takes: StdinUse,
     clients: Arc<ClientRegistry>,
@@ -181,30 +181,30 @@ impl InputGate {
     /// once it has started.
     pub fn new(
         engine: RequestEngine,
-        judge: RulePolicyEngine,
+        rule_engine: RulePolicyEngine,
         request: RunRequest,
         clients: Arc<ClientRegistry>,
         enforced: Arc<Mutex<Option<EnforcementReport>>>,
     ) -> Self {
         let context = CommandContext {
             cwd: request.cwd.clone(),
-            home: judge.settings.home().into(),
+            home: rule_engine.settings.home().into(),
             workspace: request.workspace.clone(),
-            neutralised: false,
+            sanitized: false,
         };
         let takes = stdin_use(&request.command, &context);
         // The command has its environment already, so no variable can be removed for it.
-        let judge = RulePolicyEngine {
-            neutralised: false,
+        let rule_engine = RulePolicyEngine {
+            sanitized: false,
             stage: false,
             undo: false,
             can_keep: false,
             trace: false,
             sandbox_backend: INPUT_BACKEND_NAME,
             host_backend: INPUT_BACKEND_NAME,
-            ..judge
+            ..rule_engine
         };
-        Self { engine, judge: Arc::new(InputPolicyEngine(judge)), request, takes, clients, enforced }
+        Self { engine, rule_engine: Arc::new(InputPolicyEngine(rule_engine)), request, takes, clients, enforced }
     }
 
     /// Records an event of the run's input in the audit log.
@@ -227,11 +227,12 @@ impl InputGate {
 
     /// Returns whether the text is a complete command, as far as that is known.
     fn is_whole(&self, text: &[u8]) -> bool {
-        self.takes == StdinUse::Program || is_understood(&self.judge.assess_request(&self.build_text_request(text)))
+        self.takes == StdinUse::Program
+            || is_understood(&self.rule_engine.assess_request(&self.build_text_request(text)))
     }
 
     fn submit_request(&self, input: &Arc<RunInput>, line: &Arc<RunChannel>, text: &[u8]) -> InputResult {
-        let id = match meaning::request_id() {
+        let id = match resolved_args::request_id() {
             Ok(id) => id,
             Err(failure) => return InputResult::Refused(render::failure::format_error(&failure, TextLayout::PIPE)),
         };
@@ -243,9 +244,9 @@ impl InputGate {
             run: self.request.id.clone(),
             enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         });
-        let approver = AttachedApprover::new(Arc::clone(&self.clients), meaning::text_of(&request.command));
+        let approver = AttachedApprover::new(Arc::clone(&self.clients), resolved_args::text_of(&request.command));
         let engine = RequestEngine {
-            judge: Arc::clone(&self.judge),
+            rule_engine: Arc::clone(&self.rule_engine),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
             host: Some(backend),
             approver: Arc::new(Mutex::new(approver)),
@@ -256,13 +257,13 @@ impl InputGate {
         match outcome.status {
             FinalStatus::Exited => InputResult::Taken,
             _ => {
-                let home = crate::places::find_home_directory(&super::super::read_variable).unwrap_or_default();
+                let home = crate::locations::find_home_directory(&super::super::read_variable).unwrap_or_default();
                 let context = render::summary::SummaryContext {
                     remembered: &[],
-                    standing: &[],
+                    sandbox_grants: &[],
                     home: &home,
                     workspace: None,
-                    own_directories: &crate::places::own_directories(&super::super::read_variable),
+                    own_directories: &crate::locations::own_directories(&super::super::read_variable),
                 };
                 InputResult::Refused(render::summary::format_summary(&outcome, context, TextLayout::PIPE))
             }
@@ -394,12 +395,12 @@ impl PolicyEngine for InputPolicyEngine {
 
     fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling {
         let ruling = self.0.apply_rules(request, assessment);
-        if ruling.wanted.is_none() {
+        if ruling.requirements.is_none() {
             return ruling;
         }
         let why = "the rule gives other powers or limits, and what runs already has its own";
         let decision = Decision { verdict: PolicyVerdict::Deny, reasons: vec![why.to_owned()], ..ruling.decision };
-        ConsentRuling { decision, questions: Vec::new(), by_caller: None, wanted: None, ..ruling }
+        ConsentRuling { decision, questions: Vec::new(), by_caller: None, requirements: None, ..ruling }
     }
 
     fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError> {
@@ -508,8 +509,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(command: &RequestCommand, text: &str, wanted: &str) {
-        assert_eq!(wrap_in_here_document(command, text.as_bytes()), RequestCommand::Script(wanted.into()));
+    fn check(command: &RequestCommand, text: &str, requirements: &str) {
+        assert_eq!(wrap_in_here_document(command, text.as_bytes()), RequestCommand::Script(requirements.into()));
     }
 
     #[test]

@@ -2,14 +2,14 @@
 //! [`supervise`] starts one, [`attach`] attaches to it.
 
 pub mod attach;
+mod attached_clients;
 mod client;
-mod clients;
+mod client_connections;
 mod control;
-mod faithful;
 mod input;
-mod seat;
-mod served;
+mod script_integrity;
 pub mod supervise;
+mod terminal_client;
 mod wire;
 
 use std::io::{self, IsTerminal, Write};
@@ -24,10 +24,10 @@ use stockade_store::runs::{
 use super::{CommandResult, print_each, read_variable};
 use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
 use crate::failure::CliError;
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::detached as text;
 use crate::screen::TextOutputFilter;
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Interval between two checks of an awaited run.
 const RUN_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -36,7 +36,7 @@ const RUN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn open_runs() -> Result<RunStore, CliError> {
-    Ok(RunStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.runs_directory()))
+    Ok(RunStore::at_root(StateDirectory::open(&locations::state_path(&read_variable)?)?.runs_directory()))
 }
 
 /// Lists runs, the newest first.
@@ -45,26 +45,26 @@ fn open_runs() -> Result<RunStore, CliError> {
 /// [`CliError`] if they cannot be read.
 pub fn list_runs(typed: &PsArgs) -> CommandResult {
     let looked_at = |run: DetachedRun| {
-        let (about, standing) = (run.read_description(), run.read_state());
-        (run, about, standing)
+        let (about, run_state) = (run.read_description(), run.read_state());
+        (run, about, run_state)
     };
     let mut found: Vec<_> = open_runs()?.list_runs()?.into_iter().map(looked_at).collect();
-    found.retain(|(.., standing)| typed.all || *standing == DetachedRunState::Running);
+    found.retain(|(.., run_state)| typed.all || *run_state == DetachedRunState::Running);
     found.sort_by_key(|(_, about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
     super::remark_empty(found.is_empty(), "no detached runs");
     print_each(
         &found,
         typed.json,
         (
-            |(run, about, standing)| listed_json(run, about.as_ref(), standing),
-            |(run, about, standing)| text::format_line(run.id(), about.as_ref(), standing),
+            |(run, about, run_state)| listed_json(run, about.as_ref(), run_state),
+            |(run, about, run_state)| text::format_line(run.id(), about.as_ref(), run_state),
         ),
         "",
     )
 }
 
-fn listed_json(run: &DetachedRun, about: Option<&RunDescription>, standing: &DetachedRunState) -> Value {
-    let (state, status, exit_code) = match standing {
+fn listed_json(run: &DetachedRun, about: Option<&RunDescription>, run_state: &DetachedRunState) -> Value {
+    let (state, status, exit_code) = match run_state {
         DetachedRunState::Running => ("running", None, None),
         DetachedRunState::Ended(outcome) => ("ended", Some(outcome.status), Some(exit::code_for_outcome(outcome))),
         DetachedRunState::Lost => ("lost", None, None),

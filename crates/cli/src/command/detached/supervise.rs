@@ -15,26 +15,26 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::isatty;
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::adapters::RulePolicyEngine;
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{InterruptSender, RequestEngine};
 use stockade_model::{EnforcementReport, Event, EventKind, RawText, RequestId, RunRequest};
 use stockade_store::runs::{DetachedRun, OutputStream, OutputWriter, RunDescription, RunStore, SupervisedRun};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
-use super::super::place::RunSandbox;
 use super::super::run::{self, RunSetup};
+use super::super::target_sandbox::RunSandbox;
 use super::super::{CommandResult, now_ms, print_output, read_variable};
-use super::clients::{AttachedApprover, ClientRegistry};
+use super::attached_clients::{AttachedApprover, ClientRegistry};
+use super::client_connections::RunConnectionHandler;
 use super::control;
 use super::input::{InputGate, RunInput};
-use super::served::RunConnectionHandler;
 use crate::args::RunArgs;
 use crate::failure::CliError;
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::relay::{CommandTerminal, open_terminal_pair};
-use crate::{exit, interrupts, places};
+use crate::{exit, interrupts, locations};
 
 /// Time-out for the start of the command. No question is asked before.
 const START_TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
@@ -59,12 +59,12 @@ pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     }
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     close_all_but(&[0, 1, 2]).map_err(detach_error)?;
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let watched = RunStore::at_root(state.runs_directory()).begin_run(&id)?;
-    let (told, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
+    let (start_reader, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
     match fork_into_session() {
         Ok(ForkResult::Child) => {
-            drop(told);
+            drop(start_reader);
             Ok(run_supervisor(typed, id, watched, tell))
         }
         Ok(ForkResult::Parent(_)) => {
@@ -72,7 +72,7 @@ pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
             let run = watched.run().clone();
             // The supervisor has a copy: the lock is released with the last one.
             drop(watched);
-            await_start(told, &run)
+            await_start(start_reader, &run)
         }
         Err(error) => {
             watched.run().remove()?;
@@ -86,15 +86,15 @@ fn detach_error(error: impl std::fmt::Display) -> CliError {
 }
 
 /// Runs the launcher.
-fn await_start(told: OwnedFd, run: &DetachedRun) -> CommandResult {
-    let mut waited = [PollFd::new(&told, PollFlags::IN)];
+fn await_start(start_reader: OwnedFd, run: &DetachedRun) -> CommandResult {
+    let mut waited = [PollFd::new(&start_reader, PollFlags::IN)];
     if poll(&mut waited, Some(&START_TIMEOUT)).map_err(detach_error)? == 0 {
         let why = format!("the command was not started within {} s", START_TIMEOUT.tv_sec);
         return Err(CliError::new(why).with_hint(format!("stockade kill {}", run.id())));
     }
     // One read suffices, because so few bytes are written atomically (pipe(7)).
     let mut message = [0; 2];
-    let length = File::from(told).read(&mut message).map_err(detach_error)?;
+    let length = File::from(start_reader).read(&mut message).map_err(detach_error)?;
     match message[..length] {
         [STARTED_MESSAGE, ..] => {
             print_output(&format!("{}\n", run.id()))?;
@@ -136,13 +136,13 @@ fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, tell: O
         }
     };
     let supervisor = Arc::new(supervisor);
-    let front = RunSetup {
+    let setup = RunSetup {
         signals,
         terminal: terminal.map_or(CommandTerminal::Own, CommandTerminal::Held),
         place: RunSandbox::Own(None),
         supervisor: Some(Arc::clone(&supervisor)),
     };
-    let (outcome, code) = run::run_to_end(typed, id, |_| Ok(front));
+    let (outcome, code) = run::run_to_end(typed, id, |_| Ok(setup));
     if let Err(error) = supervisor.watched.write_outcome(&outcome) {
         crate::print_error(&error.into());
     }
@@ -221,7 +221,7 @@ impl RunSupervisor {
         AttachedApprover::new(Arc::clone(&self.clients), text)
     }
 
-    /// Lets other processes end the run and attach clients from here on. `judge` decides on their
+    /// Lets other processes end the run and attach clients from here on. `policy_engine` decides on their
     /// input, and `engine` handles it.
     ///
     /// # Errors
@@ -230,13 +230,18 @@ impl RunSupervisor {
         &self,
         interrupter: InterruptSender,
         engine: RequestEngine,
-        judge: RulePolicyEngine,
+        policy_engine: RulePolicyEngine,
         request: &RunRequest,
     ) -> Result<(), CliError> {
-        let gate =
-            InputGate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
-        let desk = Arc::new(RunConnectionHandler::new(Arc::clone(&self.clients), self.input.clone(), gate));
-        control::serve_control_socket(self.watched.run(), interrupter, desk)
+        let gate = InputGate::new(
+            engine,
+            policy_engine,
+            request.clone(),
+            Arc::clone(&self.clients),
+            Arc::clone(&self.enforced),
+        );
+        let handler = Arc::new(RunConnectionHandler::new(Arc::clone(&self.clients), self.input.clone(), gate));
+        control::serve_control_socket(self.watched.run(), interrupter, handler)
     }
 
     fn note_start(&self, enforced: &EnforcementReport) {
@@ -277,7 +282,7 @@ impl EventRecorder for LauncherNotifier {
 
 /// Stores the standard streams of this process, on a thread of its own.
 struct OutputRecorder {
-    kept: Receiver<()>,
+    stored_output: Receiver<()>,
 }
 
 impl OutputRecorder {
@@ -285,18 +290,18 @@ impl OutputRecorder {
     fn start_recording(output: OutputWriter, terminal: Option<OwnedFd>) -> Result<Self, CliError> {
         let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
         let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
-        let (on_drop, kept) = channel::<()>();
-        let keep = move || {
+        let (on_drop, stored_output) = channel::<()>();
+        let record_streams = move || {
             let all = [(OutputStream::Out, out), (OutputStream::Err, err)]
                 .into_iter()
                 .chain(terminal.map(|shown| (OutputStream::Out, shown)));
             store_output(all.collect(), output);
             drop(on_drop);
         };
-        thread::Builder::new().name("stockade-output".to_owned()).spawn(keep).map_err(detach_error)?;
+        thread::Builder::new().name("stockade-output".to_owned()).spawn(record_streams).map_err(detach_error)?;
         rustix::stdio::dup2_stdout(from_out).map_err(detach_error)?;
         rustix::stdio::dup2_stderr(from_err).map_err(detach_error)?;
-        Ok(Self { kept })
+        Ok(Self { stored_output })
     }
 
     /// Returns when all output is stored. No process of the run is left that could print.
@@ -308,7 +313,7 @@ impl OutputRecorder {
         if closed.is_ok() {
             // Disconnected by the end of the thread; a time-out means that its disk does not
             // respond.
-            let _ = self.kept.recv_timeout(OUTPUT_STORE_TIMEOUT);
+            let _ = self.stored_output.recv_timeout(OUTPUT_STORE_TIMEOUT);
         }
     }
 }
@@ -364,8 +369,8 @@ mod tests {
         from_err.write_all(b"to err").unwrap();
         drop((from_out, from_err));
         store_output(vec![(OutputStream::Out, out.into()), (OutputStream::Err, err.into())], watched.output_writer());
-        let mut kept = watched.run().open_output();
-        let pieces: Vec<_> = std::iter::from_fn(|| kept.next_piece().unwrap()).collect();
+        let mut stored_output = watched.run().open_output();
+        let pieces: Vec<_> = std::iter::from_fn(|| stored_output.next_piece().unwrap()).collect();
         assert_eq!(pieces.len(), 2, "{pieces:?}");
     }
 }

@@ -164,7 +164,7 @@ mod tests {
             .map(ClientMessage::Input)
             .chain([ClientMessage::Answer { number: 7, answer: ApprovalAnswer::TimedOut }])
             .collect();
-        all.iter().for_each(|said| client.send_message(said).unwrap());
+        all.iter().for_each(|sent_message| client.send_message(sent_message).unwrap());
         client.hang_up();
         assert_eq!(reader.join().unwrap(), all);
     }

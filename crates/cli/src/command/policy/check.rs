@@ -58,7 +58,7 @@ fn report_negative(failure: CliError) -> CommandResult {
 pub fn print_decision_tables(typed: &PolicyTableArgs) -> CommandResult {
     let settings = super::load_settings(&resolve_workspace(typed.workspace.as_deref())?, None)?;
     let names: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
-    let wanted: Vec<&str> = match typed.profile.as_deref() {
+    let profile_names: Vec<&str> = match typed.profile.as_deref() {
         None => names,
         Some(name) if names.contains(&name) => vec![name],
         Some(name) => {
@@ -70,7 +70,7 @@ pub fn print_decision_tables(typed: &PolicyTableArgs) -> CommandResult {
             .with_hint(format!("the profiles are {known}")));
         }
     };
-    let tables: Vec<String> = wanted.iter().map(|name| table::format_table(&settings, name)).collect();
+    let tables: Vec<String> = profile_names.iter().map(|name| table::format_table(&settings, name)).collect();
     print_output(&(tables.join("\n") + &describe_rules(&settings)))?;
     Ok(exit::SUCCESS)
 }

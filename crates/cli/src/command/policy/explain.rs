@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_model::{Decision, PolicyVerdict};
 use stockade_policy::{
     Act, ActContext, Obligations, PolicySettings, PolicyStatement, RequestContext, RuleExplanation, RuleMatch,
@@ -14,12 +14,12 @@ use stockade_policy::{
 
 use super::build_circumstances;
 use crate::args::CheckArgs;
-use crate::command::{CommandResult, print_output, print_result, read_variable, setting};
+use crate::command::{CommandResult, configuration, print_output, print_result, read_variable};
 use crate::exit;
 use crate::failure::CliError;
-use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::PolicyExplainArgs;
 use crate::render::{self, policy as text};
+use crate::resolved_args::{self, ResolvedArgs};
 
 /// Explains one decision, or every setting.
 ///
@@ -53,19 +53,19 @@ fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
         subject: typed.subject,
         ..CheckArgs::default()
     };
-    let mut meant = ResolvedArgs::from_check_args(check, &read_variable)?;
+    let mut request_args = ResolvedArgs::from_check_args(check, &read_variable)?;
     if let Some(session) = session {
-        meant.session = Some(meaning::parse_session_id(&session)?);
+        request_args.session = Some(resolved_args::parse_session_id(&session)?);
     }
-    let setting = setting::load_config(&meant.workspace)?;
-    let request = setting.build_request(&meant, meaning::request_id()?);
-    let judge: RulePolicyEngine = setting.policy_engine();
-    let assessment = judge.assess_request(&request);
+    let setting = configuration::load_config(&request_args.workspace)?;
+    let request = setting.build_request(&request_args, resolved_args::request_id()?);
+    let engine: RulePolicyEngine = setting.policy_engine();
+    let assessment = engine.assess_request(&request);
     let around = build_circumstances(tool.as_deref());
     let ruling = rule_in(&setting.settings, &request, &assessment, true, &around);
     let considered = consider_request(&setting.settings, &request, &assessment, &around);
     let shown = DecisionExplanation {
-        subject: meaning::text_of(&request.command).to_escaped(),
+        subject: resolved_args::text_of(&request.command).to_escaped(),
         decision: &ruling.decision,
         voices: &ruling.voices,
         considered: &considered,
@@ -100,8 +100,8 @@ impl DecisionExplanation<'_> {
         let voices: Vec<_> = self
             .voices
             .iter()
-            .map(|said| {
-                json!({ "verdict": said.verdict, "source": said.source, "reasons": said.reasons, "decides": said.decides })
+            .map(|statement| {
+                json!({ "verdict": statement.verdict, "source": statement.source, "reasons": statement.reasons, "decides": statement.decides })
             })
             .collect();
         let rules: Vec<_> = self
@@ -142,9 +142,9 @@ struct ExplainQuery<'a> {
 }
 
 fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace: &Path) -> CommandResult {
-    let cwd = crate::places::current_directory()?;
+    let cwd = crate::locations::current_directory()?;
     let profile = typed.profile.clone().unwrap_or_else(|| settings.profile.value.clone());
-    let session = typed.session.as_deref().map(meaning::parse_session_id).transpose()?;
+    let session = typed.session.as_deref().map(resolved_args::parse_session_id).transpose()?;
     let stage = ActContext {
         cwd: &cwd,
         workspace,
@@ -152,17 +152,17 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
         profile: &profile,
         approval_mode: typed.mode.unwrap_or(settings.approval_mode.value),
     };
-    let asked = ExplainQuery { typed, settings, stage, around: build_circumstances(typed.tool.as_deref()) };
+    let query = ExplainQuery { typed, settings, stage, around: build_circumstances(typed.tool.as_deref()) };
     let mut shown = String::new();
     if let Some(call) = &typed.call {
         let (name, arguments) = parse_tool_call(call).map_err(CliError::new)?;
-        shown += &asked.explain_act(call, Act::Tool { name, arguments: &arguments })?;
+        shown += &query.explain_act(call, Act::Tool { name, arguments: &arguments })?;
     } else if let Some(change) = &typed.file {
         let (operation, path) = parse_file_change(change, settings.home(), workspace).map_err(CliError::new)?;
-        shown += &asked.explain_act(change, Act::File { path: &resolve_existing_links(&path), operation })?;
+        shown += &query.explain_act(change, Act::File { path: &resolve_existing_links(&path), operation })?;
     } else if let Some(host) = &typed.host {
         let (host_name, port) = parse_target(host).map_err(CliError::new)?;
-        shown += &asked.explain_act(host, Act::Network { host: &host_name, port })?;
+        shown += &query.explain_act(host, Act::Network { host: &host_name, port })?;
     } else if let Some(patch) = &typed.patch {
         let text = super::read_text_file(patch)?;
         let changes = changes_of_patch(&text)
@@ -172,8 +172,8 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
             let path = resolve_existing_links(&cwd.join(&change.path));
             let subject = format!("{} {}", format!("{:?}", change.operation).to_lowercase(), change.path);
             let act = Act::File { path: &path, operation: change.operation };
-            worst = worst.max(decide_act(settings, act, &asked.stage, &asked.around).decision.verdict);
-            shown += &asked.explain_act(&subject, act)?;
+            worst = worst.max(decide_act(settings, act, &query.stage, &query.around).decision.verdict);
+            shown += &query.explain_act(&subject, act)?;
         }
         if !typed.json {
             shown += &format!("patch     {worst}\n");
@@ -185,7 +185,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
 
 /// Resolves links as far as the path exists, because rules name objects (L5).
 fn resolve_existing_links(path: &Path) -> PathBuf {
-    crate::places::canonical_prefix(path)
+    crate::locations::canonical_prefix(path)
 }
 
 impl ExplainQuery<'_> {

@@ -12,7 +12,7 @@ use super::read_text_file;
 use crate::command::{CommandResult, print_output, print_remark};
 use crate::exit;
 use crate::failure::{CliError, quote_path};
-use crate::places;
+use crate::locations;
 use crate::policy_args::{PolicyImportArgs, ToolArg};
 use crate::render::count_noun;
 
@@ -34,16 +34,16 @@ pub fn import_rules(typed: &PolicyImportArgs) -> CommandResult {
         Some(path) => write_new(path, &text)?,
     }
     print_remark(&summarize_import(&imported));
-    let is_whole = imported.left_out() == 0 && imported.count_lost() == 0;
+    let is_whole = imported.count_dropped() == 0 && imported.count_lost() == 0;
     Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 /// Returns the notes, and the number of entries by result. Lost refusals are counted apart from
 /// omitted permissions, because only a lost refusal is a danger.
 fn summarize_import(imported: &ImportedPolicy) -> String {
-    let mut said: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
-    said += &format!("{}, {}\n", count_noun(imported.rules.len(), "rule"), count_noun(imported.notes.len(), "note"));
-    said += &match imported.count_lost() {
+    let mut summary: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
+    summary += &format!("{}, {}\n", count_noun(imported.rules.len(), "rule"), count_noun(imported.notes.len(), "note"));
+    summary += &match imported.count_lost() {
         0 => String::new(),
         1 => "1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"
             .to_owned(),
@@ -51,12 +51,12 @@ fn summarize_import(imported: &ImportedPolicy) -> String {
             "{some} entries NOT CARRIED: what they refused or asked about may happen here without a question; look at them\n"
         ),
     };
-    said += &match imported.left_out() {
+    summary += &match imported.count_dropped() {
         0 => String::new(),
         1 => "1 entry left out: it allowed or set something, and does not here\n".to_owned(),
         some => format!("{some} entries left out: they allowed or set something, and do not here\n"),
     };
-    said
+    summary
 }
 
 /// Writes a file that does not exist yet.
@@ -98,7 +98,7 @@ fn source(tool: ImportTool, typed: &Path) -> Result<ImportSource, CliError> {
 }
 
 fn scope_of(tool: ImportTool, path: &Path) -> SourceScope {
-    let (Ok(path), Ok(home)) = (path.canonicalize(), places::find_home_directory(&super::read_variable)) else {
+    let (Ok(path), Ok(home)) = (path.canonicalize(), locations::find_home_directory(&super::read_variable)) else {
         return SourceScope::Unknown;
     };
     SourceScope::of_path(tool, &path, &home)

@@ -54,18 +54,18 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
     let settings = load_settings(&workspace, None)?;
     let suggestion =
         smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &list_user_directories()));
-    let mut said = String::new();
+    let mut remark = String::new();
     for made in &suggestion.generalised {
-        said += &text::format_generalisation(made, &newly_allowed(made));
+        remark += &text::format_generalisation(made, &newly_allowed(made));
     }
     for (grant, why) in &suggestion.left_out {
-        said += &format!("left out: {grant}: {why}\n");
+        remark += &format!("left out: {grant}: {why}\n");
     }
     for grant in &suggestion.refused {
-        said += &format!("refused, and stays so: {grant}\n");
+        remark += &format!("refused, and stays so: {grant}\n");
     }
     if suggestion.is_empty() {
-        print_remark(&(said + "nothing to suggest: the profile has what was agreed to\n"));
+        print_remark(&(remark + "nothing to suggest: the profile has what was agreed to\n"));
         return Ok(exit::SUCCESS);
     }
     let shown = suggestion.to_toml(&typed.name, &typed.base, &learned);
@@ -79,7 +79,7 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
         }],
     )?;
     print_output(&shown)?;
-    print_remark(&said);
+    print_remark(&remark);
     Ok(exit::SUCCESS)
 }
 
@@ -98,12 +98,12 @@ struct AdditionalFiles {
 
 fn newly_allowed(made: &PathGeneralisation) -> Vec<String> {
     let mut newly = AdditionalFiles { names: Vec::new(), more: 0 };
-    let mut left = MAX_EXAMINED_ENTRIES;
-    collect_additional_files(&made.directory, made, &mut newly, &mut left);
+    let mut remaining = MAX_EXAMINED_ENTRIES;
+    collect_additional_files(&made.directory, made, &mut newly, &mut remaining);
     if newly.more > 0 {
         newly.names.push(format!("and {} more", newly.more));
     }
-    if left == 0 {
+    if remaining == 0 {
         newly.names.push("and what was not looked at".to_owned());
     }
     newly.names
@@ -113,21 +113,21 @@ fn collect_additional_files(
     directory: &Path,
     made: &PathGeneralisation,
     newly: &mut AdditionalFiles,
-    left: &mut usize,
+    remaining: &mut usize,
 ) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
-        if *left == 0 {
+        if *remaining == 0 {
             return;
         }
-        *left -= 1;
+        *remaining -= 1;
         let path = entry.path();
         if made.from.iter().any(|from| path.starts_with(from)) {
             continue;
         }
         // A link counts as one name: its target is not beneath the directory.
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect_additional_files(&path, made, newly, left);
+            collect_additional_files(&path, made, newly, remaining);
         } else if newly.names.len() < MAX_SHOWN_ENTRIES {
             newly.names.push(path.display().to_string());
         } else {

@@ -4,8 +4,8 @@
 mod check;
 pub mod explain;
 mod import;
-pub mod lasting;
 mod learn;
+pub mod remembered_rules;
 mod replay;
 mod test;
 pub mod write;
@@ -18,7 +18,7 @@ use stockade_policy::{ConfigLayer, LayerText, PolicySettings, RequestContext};
 
 use super::{CommandResult, now_ms, read_variable};
 use crate::failure::{CliError, quote_path};
-use crate::places;
+use crate::locations;
 use crate::policy_args::{LayerArg, PolicyCommand};
 
 /// Largest file that is read, in bytes: larger than any configuration.
@@ -56,13 +56,13 @@ fn layer_from_arg(layer: LayerArg) -> ConfigLayer {
 /// Returns the named workspace, or the current directory.
 fn resolve_workspace(typed: Option<&Path>) -> Result<PathBuf, CliError> {
     match typed {
-        None => places::current_directory(),
-        Some(dir) => places::real_directory(dir, "the workspace"),
+        None => locations::current_directory(),
+        Some(dir) => locations::real_directory(dir, "the workspace"),
     }
 }
 
 fn locate_policy_sources(workspace: &Path) -> Result<ConfigSources, CliError> {
-    places::locate_sources(Some(workspace), &read_variable)
+    locations::locate_sources(Some(workspace), &read_variable)
 }
 
 /// Loads the configuration in force. The file `instead` replaces the user's own, if it is named.

@@ -14,7 +14,7 @@ use crate::command::{CommandResult, audit, print_output, print_remark};
 use crate::failure::CliError;
 use crate::policy_args::PolicyReplayArgs;
 use crate::render::{self, count_noun, policy as text};
-use crate::{exit, meaning};
+use crate::{exit, resolved_args};
 
 /// Most open requests, which were made and not decided yet.
 const MAX_OPEN_REQUESTS: usize = 100_000;
@@ -40,14 +40,14 @@ pub fn replay_decisions(typed: &PolicyReplayArgs) -> CommandResult {
     }
     print_output(&shown)?;
     let counts = &replay.counts;
-    let mut said = format!("{} decided again, {} changed", count_noun(counts.decided, "request"), counts.changed);
+    let mut summary = format!("{} decided again, {} changed", count_noun(counts.decided, "request"), counts.changed);
     if counts.milder > 0 {
-        said += &format!(", {} of them milder", counts.milder);
+        summary += &format!(", {} of them milder", counts.milder);
     }
     if counts.broken > 0 {
-        said += &format!("; {} of the record could not be read", count_noun(counts.broken, "line"));
+        summary += &format!("; {} of the record could not be read", count_noun(counts.broken, "line"));
     }
-    print_remark(&(said + "\n"));
+    print_remark(&(summary + "\n"));
     let fails = typed.fail_on_change && (counts.changed > 0 || counts.broken > 0);
     Ok(if fails { exit::NEGATIVE_RESULT } else { exit::SUCCESS })
 }
@@ -81,7 +81,7 @@ impl DecisionReplay<'_> {
             }
             EventKind::Decided { decision } => {
                 if let Some((request, Some(assessment))) = self.open.remove(id) {
-                    return self.decide_again(&request, &assessment, &decision, time_ms);
+                    return self.replay_decision(&request, &assessment, &decision, time_ms);
                 }
             }
             EventKind::Finished { .. } => {
@@ -92,7 +92,7 @@ impl DecisionReplay<'_> {
         Ok(String::new())
     }
 
-    fn decide_again(
+    fn replay_decision(
         &mut self,
         request: &RunRequest,
         assessment: &Assessment,
@@ -115,7 +115,7 @@ impl DecisionReplay<'_> {
         }
         self.counts.changed += 1;
         self.counts.milder += usize::from(after.verdict < before.verdict);
-        let command = meaning::text_of(&request.command).to_escaped();
+        let command = resolved_args::text_of(&request.command).to_escaped();
         if self.typed.json {
             let value = json!({
                 "request": request.id, "time_ms": time_ms, "command": command,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_policy::examples::{ExampleReport, run_examples};
 
 use super::{load_settings, read_text_file, resolve_workspace};
@@ -19,12 +19,12 @@ use crate::render::policy as text;
 pub fn test(typed: &PolicyTestArgs) -> CommandResult {
     let workspace = resolve_workspace(typed.workspace.as_deref())?;
     let settings = load_settings(&workspace, typed.policy.as_deref())?;
-    let judge = RulePolicyEngine::new(Arc::new(settings.clone()), true);
+    let engine = RulePolicyEngine::new(Arc::new(settings.clone()), true);
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     let mut shown = String::new();
     for path in &typed.files {
         let own = run_examples(&settings, path, &read_text_file(path)?, &workspace, &|request| {
-            judge.assess_request(request)
+            engine.assess_request(request)
         })?;
         shown += &text::failed_examples(path, &own);
         report.merge_results(own);
@@ -34,6 +34,6 @@ pub fn test(typed: &PolicyTestArgs) -> CommandResult {
     shown += &text::format_coverage(&settings, &report, percent);
     print_output(&shown)?;
     let failed = report.failed_results().next().is_some();
-    let uncovered = typed.coverage.is_some_and(|wanted| percent < usize::from(wanted));
+    let uncovered = typed.coverage.is_some_and(|min_percent| percent < usize::from(min_percent));
     Ok(if failed || uncovered { exit::NEGATIVE_RESULT } else { exit::SUCCESS })
 }

@@ -18,9 +18,9 @@ use super::read_text_file;
 use crate::args::CheckArgs;
 use crate::command::{CommandResult, now_ms, print_output, print_remark, read_variable};
 use crate::failure::{CliError, quote_path};
-use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::{PolicyAmendArgs, PolicyFmtArgs};
-use crate::{exit, places};
+use crate::resolved_args::{self, ResolvedArgs};
+use crate::{exit, locations};
 
 /// Formats files.
 ///
@@ -58,24 +58,30 @@ pub fn rule_hint(
     outcome: &RunOutcome,
     settings: &PolicySettings,
 ) -> Option<(&'static str, String)> {
-    let lasting =
-        outcome.approvals.iter().find(|given| given.scope == Some(ApprovalScope::Always) && given.by == "terminal")?;
-    let effect = match lasting.answer.as_str() {
+    let always_approval = outcome
+        .approvals
+        .iter()
+        .find(|candidate| candidate.scope == Some(ApprovalScope::Always) && candidate.by == "terminal")?;
+    let effect = match always_approval.answer.as_str() {
         "approved" => PolicyVerdict::Allow,
         "denied" => PolicyVerdict::Deny,
         _ => return None,
     };
-    if let Some(hosts) = extract_host_targets(&lasting.grants) {
+    if let Some(hosts) = extract_host_targets(&always_approval.grants) {
         let hosts: String = hosts.iter().map(|target| format!(" --host {target}")).collect();
         return Some(("every command", format!("{}{hosts}", amend_line(effect))));
     }
-    if let Some(wanted) = extract_secret_uses(&lasting.grants) {
+    if let Some(secret_grant) = extract_secret_uses(&always_approval.grants) {
         // A denial of a secret is not a denial of its host.
-        let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
+        let targets =
+            secret_grant.iter().map(|secret_grant| secret_grant.targets().target()).collect::<Option<Vec<_>>>();
         let hosts: String =
             targets.filter(|_| effect == PolicyVerdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
-        let grants: String =
-            lasting.grants.iter().map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string()))).collect();
+        let grants: String = always_approval
+            .grants
+            .iter()
+            .map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string())))
+            .collect();
         return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
     }
     let last = outcome.attempts.last();
@@ -126,7 +132,7 @@ pub fn extract_secret_uses(grants: &[Grant]) -> Option<Vec<SecretUse>> {
 }
 
 fn own_file() -> Result<PathBuf, CliError> {
-    Ok(places::locate_sources(None, &read_variable)?.user_file)
+    Ok(locations::locate_sources(None, &read_variable)?.user_file)
 }
 
 /// Shows the smallest rule for a command or for hosts, and writes it on request.
@@ -139,9 +145,9 @@ pub fn amend_policy(typed: PolicyAmendArgs) -> CommandResult {
     let (write, file) = (typed.write, typed.file.clone());
     let (drafts, workspace) = match typed.hosts.is_empty() {
         true => drafts_for_command(typed, &provenance)?,
-        false => (vec![draft_for_hosts(&typed, &provenance)?], places::current_directory()?),
+        false => (vec![draft_for_hosts(&typed, &provenance)?], locations::current_directory()?),
     };
-    let sources = places::locate_sources(Some(&workspace), &read_variable)?;
+    let sources = locations::locate_sources(Some(&workspace), &read_variable)?;
     show_or_write_rules(&sources, file, &drafts, write)
 }
 
@@ -155,13 +161,14 @@ fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> R
     let mut draft = rule_for_hosts(&targets, typed.effect, provenance);
     for grant in &typed.grants {
         let text = grant.to_string_lossy();
-        let wanted = text.parse::<Grant>().map_err(CliError::new)?;
-        let is_one_of = |wanted: &SecretUse| wanted.targets().target().is_some_and(|target| targets.contains(&target));
-        if typed.effect != PolicyVerdict::Allow || !wanted.secret().is_some_and(is_one_of) {
-            return Err(CliError::new(format!("`{wanted}` does not come with a rule about these hosts"))
+        let secret_grant = text.parse::<Grant>().map_err(CliError::new)?;
+        let is_one_of =
+            |secret_grant: &SecretUse| secret_grant.targets().target().is_some_and(|target| targets.contains(&target));
+        if typed.effect != PolicyVerdict::Allow || !secret_grant.secret().is_some_and(is_one_of) {
+            return Err(CliError::new(format!("`{secret_grant}` does not come with a rule about these hosts"))
                 .with_hint("with --host, and to allow, a grant is `secret NAME to HOST:PORT`, of one of the hosts"));
         }
-        draft.grants.push(wanted.to_string());
+        draft.grants.push(secret_grant.to_string());
     }
     Ok(draft)
 }
@@ -172,15 +179,18 @@ fn drafts_for_command(
     provenance: &ProvenanceSection,
 ) -> Result<(Vec<DraftRule>, PathBuf), CliError> {
     let check = CheckArgs { subject: typed.subject, ..CheckArgs::default() };
-    let meant = ResolvedArgs::from_check_args(check, &read_variable)?;
-    let grants = meaning::parse_grants(&typed.grants, &read_variable, &meant.cwd, &meant.workspace)?;
+    let request_args = ResolvedArgs::from_check_args(check, &read_variable)?;
+    let grants =
+        resolved_args::parse_grants(&typed.grants, &read_variable, &request_args.cwd, &request_args.workspace)?;
     if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {
         return Err(CliError::new("powers come with an `allow` alone").with_hint("leave --grant out"));
     }
-    let settings =
-        stockade_policy::load::load_settings(&places::locate_sources(Some(&meant.workspace), &read_variable)?)?;
-    let profile = resolve_profile(&settings, &settings.profile.value, &meant.workspace, &[])?;
-    Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
+    let settings = stockade_policy::load::load_settings(&locations::locate_sources(
+        Some(&request_args.workspace),
+        &read_variable,
+    )?)?;
+    let profile = resolve_profile(&settings, &settings.profile.value, &request_args.workspace, &[])?;
+    Ok((rules_for(&request_args.command, typed.effect, &grants, &profile, provenance)?, request_args.workspace))
 }
 
 /// Shows rules as they would appear in a file, and writes them with `write`.

@@ -119,7 +119,7 @@ struct SandboxCopy<'c> {
 
 impl SandboxCopy<'_> {
     /// Opens the tree of the sandbox again, for reading.
-    fn tree_again(&self) -> Result<FileTree, CliError> {
+    fn reopen_tree(&self) -> Result<FileTree, CliError> {
         Ok(open_files(self.used, self.which, |_| allow_all_guard())?)
     }
 
@@ -166,8 +166,8 @@ impl SandboxCopy<'_> {
             return Err(CliError::new("an archive is nothing for a terminal")
                 .with_hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
         }
-        let rules = self.rules.build_archive_filter(self.which, self.tree_again()?);
-        self.tree_again()?
+        let rules = self.rules.build_archive_filter(self.which, self.reopen_tree()?);
+        self.reopen_tree()?
             .with_withhold_rule(rules)
             .download_archive(path, &mut stdout, self.bounds)
             .map_err(add_grant_hint)
@@ -190,7 +190,7 @@ impl SandboxCopy<'_> {
         let name = TreePath::new(name.as_encoded_bytes())?;
         let entry = self.tree.stat(path)?;
         let coming = (entry.kind == ObjectKind::Directory)
-            .then(|| self.tree_again()?.open_subtree(path).map_err(CliError::from));
+            .then(|| self.reopen_tree()?.open_subtree(path).map_err(CliError::from));
         let coming = coming.transpose()?.map(|tree| (tree, name.clone()));
         let host = FileTree::with_guard(held, self.rules.build_destination_guard(&directory, coming));
         if !replace && host.stat(&name).is_ok() {

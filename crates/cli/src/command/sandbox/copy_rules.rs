@@ -14,9 +14,9 @@ use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
 use stockade_permissions::ProtectedNames;
 use stockade_policy::{PolicySettings, resolve_profile};
 
-use super::super::{read_variable, setting};
+use super::super::{configuration, read_variable};
 use crate::failure::CliError;
-use crate::{meaning, places};
+use crate::{locations, resolved_args};
 
 /// Reason for refusing a copy to the directories of Stockade's own files.
 pub const OWN_FILES_REFUSAL: &str = "Stockade's own files are never written by a copy";
@@ -37,8 +37,8 @@ impl CopyRules {
     /// [`CliError`] if a grant cannot be parsed or does not apply to a copy, or if the configuration
     /// cannot be used.
     pub fn new(spec: &SandboxSpec, grants: &[OsString]) -> Result<Self, CliError> {
-        let cwd = places::current_directory()?;
-        let grants = meaning::parse_grants(grants, &read_variable, &cwd, &cwd)?;
+        let cwd = locations::current_directory()?;
+        let grants = resolved_args::parse_grants(grants, &read_variable, &cwd, &cwd)?;
         let (mut written, mut read) = (Vec::new(), Vec::new());
         for grant in grants {
             match grant {
@@ -50,7 +50,7 @@ impl CopyRules {
                 }
             }
         }
-        let settings = setting::load_config(&cwd)?.settings;
+        let settings = configuration::load_config(&cwd)?.settings;
         let files = resolve_profile(&settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &[])?.filesystem;
         let mut names: Vec<String> = DEFAULT_PROTECTED_NAMES.iter().map(|&name| name.to_owned()).collect();
         names.extend(files.protect);
@@ -74,10 +74,12 @@ impl CopyRules {
             if own.own_reached(&whole, kind == ObjectKind::Link).is_some() {
                 return Some(OWN_FILES_REFUSAL.to_owned());
             }
-            let exists = |asked: &Path| {
-                let Some(inner) = inner_path(asked, &directory) else { return asked.symlink_metadata().is_ok() };
+            let exists = |candidate: &Path| {
+                let Some(inner) = inner_path(candidate, &directory) else {
+                    return candidate.symlink_metadata().is_ok();
+                };
                 let comes = coming.as_ref().and_then(|(tree, at)| Some(tree.stat(&inner.relative_to(at)?).is_ok()));
-                asked != whole && comes == Some(true) || exists(&inner)
+                candidate != whole && comes == Some(true) || exists(&inner)
             };
             let refusal = protected.creation_refusal(&whole, kind == ObjectKind::Link, &exists)?;
             Some(refusal.rule)

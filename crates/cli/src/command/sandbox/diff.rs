@@ -62,7 +62,7 @@ fn run_git_with_output<const N: usize>(
     let cannot = |e: std::io::Error| CliError::new(format!("cannot lead standard output elsewhere: {e}"));
     let own = rustix::io::fcntl_dupfd_cloexec(stdout(), 3).map_err(|e| cannot(e.into()))?;
     dup2_stdout(to).map_err(|e| cannot(e.into()))?;
-    let told = exec::steps_inside(lifecycle, id, commands.into());
+    let result = exec::steps_inside(lifecycle, id, commands.into());
     dup2_stdout(own).map_err(|e| cannot(e.into()))?;
-    told
+    result
 }

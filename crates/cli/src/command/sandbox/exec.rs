@@ -10,18 +10,18 @@ use stockade_model::{
 };
 use stockade_store::sandboxes::CommandRecord;
 
-use super::super::place::{PersistentRunContext, RunSandbox};
 use super::super::run::{RunSetup, run_to_end};
-use super::super::{CommandResult, now_ms, print_remark, setting};
+use super::super::target_sandbox::{PersistentRunContext, RunSandbox};
+use super::super::{CommandResult, configuration, now_ms, print_remark};
 use super::{build_isolation_spec, find_sandbox, ignore_events, load_notify_settings, open_lifecycle, own_grants};
 use crate::args::{CommandArgs, LevelArg, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::interrupts::{self, BlockedSignals};
-use crate::places;
+use crate::locations;
 use crate::relay::CommandTerminal;
 use crate::render::sandbox as text;
 use crate::sandbox_args::{SandboxExecArgs, SandboxExecOptions};
-use crate::{exit, meaning, notify};
+use crate::{exit, notify, resolved_args};
 
 /// Runs one command.
 ///
@@ -46,7 +46,7 @@ pub fn run_in_sandbox(
     let place =
         RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
     let (text, started_ms) = (text_of(&subject), now_ms());
-    let (outcome, code) = run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| {
+    let (outcome, code) = run_to_end(run_args(manner, subject, level), resolved_args::request_id()?, |_| {
         Ok(RunSetup { signals, terminal, place, supervisor: None })
     });
     let record = opened.used.record().clone();
@@ -128,13 +128,15 @@ fn one_step(
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let front = RunSetup {
+    let setup = RunSetup {
         signals,
         terminal: CommandTerminal::Own,
         place: RunSandbox::Lasting(Box::new(place)),
         supervisor: None,
     };
-    match run_to_end(run_args(SandboxExecOptions::default(), subject, level), meaning::request_id()?, |_| Ok(front)) {
+    match run_to_end(run_args(SandboxExecOptions::default(), subject, level), resolved_args::request_id()?, |_| {
+        Ok(setup)
+    }) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {
             FinalStatus::Exited => format!("git ended with {code}"),
@@ -151,7 +153,7 @@ fn one_step(
 /// up.
 pub fn open_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<OpenSandbox, CliError> {
     let record = find_sandbox(lifecycle, id)?;
-    let setting = setting::load_config(&places::current_directory()?)?;
+    let setting = configuration::load_config(&locations::current_directory()?)?;
     let opened = lifecycle.open_sandbox(id, &build_isolation_spec(record.spec, &setting.settings)?, ignore_events())?;
     if opened.is_anew {
         print_remark(&text::recreated_message(id));

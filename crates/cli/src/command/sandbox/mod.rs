@@ -1,15 +1,15 @@
 //! `stockade sandbox`: persistent sandboxes, and commands in them. Each has a supervisor process of
-//! its own (see [`keep`]); processes that a command leaves behind continue there.
+//! its own (see [`supervisor`]); processes that a command leaves behind continue there.
 
 pub mod containers;
 mod copy;
 mod copy_rules;
 mod diff;
 mod exec;
-mod herald;
 mod hidden;
-mod keep;
+mod notifier;
 mod snapshot;
+mod supervisor;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -28,14 +28,14 @@ use stockade_policy::{NotifyOn, NotifySettings, PolicySettings, resolve_profile}
 use stockade_store::sandboxes::SandboxStore;
 
 use self::diff::SandboxDiff;
-use super::setting::{self, WorkspaceConfig};
+use super::configuration::{self, WorkspaceConfig};
 use super::{CommandResult, OWN_PROGRAM_PATH, print_each, print_output, print_remark, read_variable};
 use crate::failure::{CliError, quote_path};
+use crate::locations::{self, StateDirectory};
 use crate::notify::{self, SandboxNotification};
-use crate::places::{self, StateDirectory};
 use crate::render::sandbox as text;
 use crate::sandbox_args::{SandboxCommand, SandboxCreateArgs, SandboxOptions, SandboxRunArgs};
-use crate::{exit, interrupts, meaning, trace};
+use crate::{exit, interrupts, resolved_args, trace};
 
 /// Idle time-out of the sandbox of `sandbox run`, in case its process is killed: longer than one of
 /// its steps takes on a loaded machine.
@@ -64,14 +64,14 @@ pub fn dispatch_sandbox(typed: SandboxCommand) -> CommandResult {
         SandboxCommand::Snapshot { id, directory } => snapshot::create_snapshot(&id, &directory),
         SandboxCommand::Logs { id, follow, json } => watch::show_commands(&id, follow, json),
         SandboxCommand::Top { once, json } => watch::show_usage_table(once, json),
-        SandboxCommand::Keep => keep::supervise_sandbox(),
+        SandboxCommand::Keep => supervisor::supervise_sandbox(),
     }
 }
 
 /// Opens the sandboxes of this user, and destroys those whose lifetime has ended.
 fn open_lifecycle() -> Result<Lifecycle, CliError> {
     let lifecycle = add_end_notifications(
-        lifecycle_of(&StateDirectory::open(&places::state_path(&read_variable)?)?)?,
+        lifecycle_of(&StateDirectory::open(&locations::state_path(&read_variable)?)?)?,
         load_notify_settings,
     );
     destroy_expired(&lifecycle)?;
@@ -81,9 +81,9 @@ fn open_lifecycle() -> Result<Lifecycle, CliError> {
 /// Opens the sandboxes of this state.
 fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
     let store = Arc::new(SandboxStore::open(&state.sandboxes_directory())?);
-    let native = NativeSandboxes::default().kept_by(
+    let native = NativeSandboxes::default().with_supervisor(
         OWN_PROGRAM_PATH.into(),
-        keep::build_supervisor_args(),
+        supervisor::build_supervisor_args(),
         state.sandboxes_directory(),
     );
     let mut kinds: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(native)];
@@ -94,20 +94,20 @@ fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
-/// Adds notifications of the end of a sandbox. `whom` is called when one has ended.
+/// Adds notifications of the end of a sandbox. `read_settings` is called when one has ended.
 fn add_end_notifications(
     lifecycle: Lifecycle,
-    whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static,
+    read_settings: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static,
 ) -> Lifecycle {
     lifecycle.on_destroyed(move |record, why| {
-        notify::deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why))
+        notify::deliver_notification(read_settings().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why))
     })
 }
 
 /// Returns the notification settings. They are never in a project's file, so none is read. An
 /// unusable configuration must not prevent the destruction of a sandbox.
 fn load_notify_settings() -> Option<NotifySettings> {
-    let loaded = setting::load_config(Path::new("/")).inspect_err(|failure| {
+    let loaded = configuration::load_config(Path::new("/")).inspect_err(|failure| {
         let what = format!("nobody is told what becomes of sandboxes: {failure}");
         crate::print_error(&CliError::new(what).or_hint(failure.hint.clone()));
     });
@@ -119,8 +119,8 @@ fn destroy_expired(lifecycle: &Lifecycle) -> Result<(), CliError> {
     for swept in lifecycle.sweep_sandboxes()? {
         if let Err(error) = swept.done {
             let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
-            let said = CliError::from(error);
-            crate::print_error(&CliError::new(format!("{what}: {said}")).or_hint(said.hint));
+            let cli_error = CliError::from(error);
+            crate::print_error(&CliError::new(format!("{what}: {cli_error}")).or_hint(cli_error.hint));
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ fn ignore_events() -> SandboxEventSender {
 
 fn create_from_args(typed: &SandboxCreateArgs) -> CommandResult {
     let signals = interrupts::take_signals()?;
-    let setting = setting::load_config(&places::current_directory()?)?;
+    let setting = configuration::load_config(&locations::current_directory()?)?;
     let spec = SandboxSpec {
         ttl_ms: typed.ttl.map(parse_lifetime).transpose()?,
         idle_ms: typed.idle_timeout.map(parse_lifetime).transpose()?,
@@ -153,7 +153,7 @@ fn create_sandbox(
     setting: &WorkspaceConfig,
     snapshot: Option<&Path>,
 ) -> Result<SandboxId, CliError> {
-    let id = meaning::sandbox_id()?;
+    let id = resolved_args::sandbox_id()?;
     let opened =
         lifecycle.create_sandbox(id.clone(), &build_isolation_spec(spec, &setting.settings)?, ignore_events())?;
     if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
@@ -162,9 +162,14 @@ fn create_sandbox(
     print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let kept =
-        setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::store_settings(told, opened.used.path()));
-    let filled = filled.and(kept.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
+    let store_result = setting
+        .settings
+        .notify
+        .value
+        .as_ref()
+        .map_or(Ok(()), |notify_settings| notify::store_settings(notify_settings, opened.used.path()));
+    let filled =
+        filled.and(store_result.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
         lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;
@@ -174,7 +179,7 @@ fn create_sandbox(
 
 fn run_once_in_sandbox(typed: SandboxRunArgs) -> CommandResult {
     let [of_clone, of_command] = [interrupts::take_signals()?, interrupts::take_signals()?];
-    let setting = setting::load_config(&places::current_directory()?)?;
+    let setting = configuration::load_config(&locations::current_directory()?)?;
     // If this process is killed, a later one destroys the sandbox.
     let spec = SandboxSpec {
         idle_ms: Some(parse_lifetime(RUN_IDLE_TIMEOUT)?),
@@ -230,7 +235,7 @@ fn build_sandbox_spec(kind: &SandboxOptions, settings: &PolicySettings) -> Resul
     let profile = kind.profile.as_ref().unwrap_or(&settings.profile.value);
     Ok(SandboxSpec {
         workspace,
-        limits: meaning::combine_limits(&kind.limits),
+        limits: resolved_args::combine_limits(&kind.limits),
         labels: labels_of(&kind.labels)?,
         backend: kind.backend,
         runtime: kind.runtime.clone(),
@@ -258,11 +263,11 @@ fn labels_of(pairs: &[(String, String)]) -> Result<SandboxLabels, CliError> {
 }
 
 fn parse_lifetime(time: Duration) -> Result<SandboxLifetime, CliError> {
-    Ok(meaning::to_milliseconds(time).try_into()?)
+    Ok(resolved_args::to_milliseconds(time).try_into()?)
 }
 
 fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, CliError> {
-    let directory = places::real_directory(typed, what)?;
+    let directory = locations::real_directory(typed, what)?;
     Ok(RawText::from(directory.as_path()).try_into()?)
 }
 
@@ -298,14 +303,14 @@ fn demand_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec
     };
     let path = directory.as_raw().as_path();
     // The rules apply to the directory itself. A link may have replaced it since.
-    if places::real_directory(path, "the workspace")? != path {
+    if locations::real_directory(path, "the workspace")? != path {
         let what = format!("a link is on the way to the workspace {}", quote_path(path));
         return Err(CliError::new(what).with_hint("put the directory back, or destroy the sandbox"));
     }
     let profile = resolve_profile(settings, &spec.profile, path, &[])?;
-    places::refuse_system(path, "the workspace")?;
+    locations::refuse_system(path, "the workspace")?;
     if matches!(spec.workspace, WorkspaceSource::Bind { .. }) {
-        places::demand_own(path, "the workspace")?;
+        locations::demand_own(path, "the workspace")?;
     }
     let hide = profile.filesystem.hide.iter().map(RawText::as_path);
     let beneath = hidden::find_hidden_paths(path, hide)?;

@@ -16,7 +16,7 @@ use super::copy_rules::allow_all_guard;
 use super::{exec, open_lifecycle};
 use crate::exit;
 use crate::failure::{CliError, quote_path};
-use crate::places;
+use crate::locations;
 use crate::render::sandbox as text;
 
 /// Trees of a snapshot, with their names in it.
@@ -31,14 +31,14 @@ pub fn create_snapshot(id: &SandboxId, to: &Path) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let opened = exec::open_sandbox(&lifecycle, id)?;
     let made = fs::DirBuilder::new().mode(0o700).create(to).map_err(cannot);
-    let kept = made.and_then(|()| {
+    let copy_result = made.and_then(|()| {
         while_still(&lifecycle, &opened, || copy_trees(&opened.used, to)).inspect_err(|_| {
             // An incomplete snapshot is of no use.
             let _ = fs::remove_dir_all(to);
         })
     });
     lifecycle.leave_sandbox(opened)?;
-    kept.map(|()| exit::SUCCESS)
+    copy_result.map(|()| exit::SUCCESS)
 }
 
 /// Returns the path of the workspace in a snapshot.
@@ -53,7 +53,7 @@ pub fn locate_workspace(snapshot: &Path) -> PathBuf {
 pub fn fill_home(used: &SandboxLease, snapshot: &Path, hidden: HiddenFiles) -> Result<(), CliError> {
     let (which, name) = SNAPSHOT_TREES[1];
     // The user named the snapshot, but a link in it may lead anywhere.
-    let directory = places::real_directory(snapshot, "the snapshot")?.join(name);
+    let directory = locations::real_directory(snapshot, "the snapshot")?.join(name);
     if hidden.covers_path(&directory) {
         return Err(CliError::new(format!("{} is hidden from runs", quote_path(&directory))));
     }

@@ -11,13 +11,13 @@ use stockade_lifecycle::Lifecycle;
 use stockade_model::{SandboxId, SandboxRecord, SandboxState};
 use stockade_store::sandboxes::CommandRecord;
 
-use super::super::setting::{self, WorkspaceConfig};
+use super::super::configuration::{self, WorkspaceConfig};
 use super::super::{CommandResult, now_ms, print_output};
 use super::{build_isolation_spec, exec, find_sandbox, ignore_events, open_lifecycle};
 use crate::failure::CliError;
 use crate::render::json;
 use crate::render::sandbox::{self as text, SandboxUsageRow};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Interval between two updates of a live table.
 const TABLE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
@@ -121,7 +121,7 @@ fn terminal_rows() -> usize {
 }
 
 fn load_current_config() -> Result<WorkspaceConfig, CliError> {
-    setting::load_config(&places::current_directory()?)
+    configuration::load_config(&locations::current_directory()?)
 }
 
 fn collect_usage_rows(setting: &WorkspaceConfig) -> Result<Vec<SandboxUsageRow>, CliError> {
@@ -141,8 +141,8 @@ fn build_usage_row(
 ) -> SandboxUsageRow {
     let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused);
     let look = || {
-        let wanted = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;
-        lifecycle.find_sandbox(record, &wanted, ignore_events()).ok()??.read_usage().ok()
+        let isolation_spec = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;
+        lifecycle.find_sandbox(record, &isolation_spec, ignore_events()).ok()??.read_usage().ok()
     };
     let usage = stands.then(look).flatten();
     let peak =

@@ -1,11 +1,11 @@
 //! `stockade session`: runs commands one after the other, each in a fresh sandbox that was prepared
-//! ahead. [`supervise`] is the supervisor of a session, [`front`] the worker that runs a command,
+//! ahead. [`supervise`] is the supervisor of a session, [`worker`] the worker that runs a command,
 //! and [`wire`] defines the messages.
 
-mod front;
-mod rehearsal;
+mod cache_warm_up;
 mod supervise;
 mod wire;
+mod worker;
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,19 +24,19 @@ use stockade_sys::descriptors::close_all_but;
 use stockade_sys::ready::readable_before;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
-use self::rehearsal::of_terms;
+use self::cache_warm_up::build_run_args;
 use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
 use self::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionMessage};
-use super::{CommandResult, now_ms, print_each, print_output, read_variable, setting};
+use super::{CommandResult, configuration, now_ms, print_each, print_output, read_variable};
 use crate::args::{CommandArgs, RunOptions};
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{self, BlockedSignals};
-use crate::meaning::{self, ResolvedArgs};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::session as text;
+use crate::resolved_args::{self, ResolvedArgs};
 use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
 use crate::terminal::{self, SavedTerminalModes, UserTerminal};
-use crate::{exit, places, trace};
+use crate::{exit, locations, trace};
 
 /// Time-out for the first sandbox of a session to be ready.
 const START_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
@@ -63,12 +63,12 @@ pub fn dispatch_session(typed: SessionCommand) -> CommandResult {
 }
 
 fn open_sessions() -> Result<SessionStore, CliError> {
-    Ok(SessionStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.sessions_directory()))
+    Ok(SessionStore::at_root(StateDirectory::open(&locations::state_path(&read_variable)?)?.sessions_directory()))
 }
 
 /// Finds the session of this name, open or lost.
 fn find_session(name: &str) -> Result<WarmSession, CliError> {
-    let id = meaning::parse_session_id(name)?;
+    let id = resolved_args::parse_session_id(name)?;
     open_sessions()?.find_session(&id)?.ok_or_else(|| {
         CliError::new(format!("there is no session `{id}`")).with_hint("`stockade session list` shows them")
     })
@@ -81,8 +81,8 @@ fn lost_session_error(session: &WarmSession) -> CliError {
 
 fn start_session(typed: SessionStartArgs) -> CommandResult {
     let id = match &typed.name {
-        Some(name) => meaning::parse_session_id(name)?,
-        None => meaning::session_id()?,
+        Some(name) => resolved_args::parse_session_id(name)?,
+        None => resolved_args::session_id()?,
     };
     let (terms, profile) = resolve_options(typed.terms, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
@@ -96,19 +96,19 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
         supervisor: 0,
     };
     let sessions = open_sessions()?;
-    let (told, launcher) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| cannot(&e))?;
+    let (start_reader, launcher) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| cannot(&e))?;
     if let ForkResult::Child = fork_into_session().map_err(|e| cannot(&e))? {
-        drop(told);
+        drop(start_reader);
         return supervise_session(SessionParameters { sessions, about, terms, idle: typed.idle_timeout, launcher });
     }
     drop(launcher);
-    let mut waited = [PollFd::new(&told, PollFlags::IN)];
+    let mut waited = [PollFd::new(&start_reader, PollFlags::IN)];
     if poll(&mut waited, Some(&START_TIMEOUT)).map_err(|e| cannot(&e))? == 0 {
         let why = format!("the session was not ready within {} s", START_TIMEOUT.tv_sec);
         return Err(CliError::new(why).with_hint(format!("stockade session end {id}")));
     }
     let mut word = [0];
-    match std::fs::File::from(told).read(&mut word) {
+    match std::fs::File::from(start_reader).read(&mut word) {
         Ok(1) if word == [STARTED_MESSAGE] => {
             print_output(&format!("{id}\n"))?;
             Ok(exit::SUCCESS)
@@ -121,14 +121,14 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
 /// Resolves the options now, because a command of the session may start in another directory. Fails
 /// if a command could not even be assessed.
 fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
-    let meant = ResolvedArgs::from_run_args(of_terms(&terms), &read_variable)?;
-    let setting = setting::load_config(&meant.workspace)?;
-    let profile = meant.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
-    resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.all_grants())
+    let request_args = ResolvedArgs::from_run_args(build_run_args(&terms), &read_variable)?;
+    let setting = configuration::load_config(&request_args.workspace)?;
+    let profile = request_args.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
+    resolve_profile(&setting.settings, &profile, &request_args.workspace, &request_args.all_grants())
         .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
     let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
-    let (grants, requests) = (resolved(&meant.grants), resolved(&meant.requested));
-    Ok((RunOptions { workspace: Some(meant.workspace), grants, requests, ..terms }, Some(profile)))
+    let (grants, requests) = (resolved(&request_args.grants), resolved(&request_args.requested));
+    Ok((RunOptions { workspace: Some(request_args.workspace), grants, requests, ..terms }, Some(profile)))
 }
 
 fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
@@ -143,13 +143,13 @@ fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let cwd = rustix::fs::open(".", flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
     let person = UserTerminal::open();
-    let lent = person.as_ref().map(UserTerminal::clone_for_lending).transpose().map_err(cannot)?;
+    let lent_terminal = person.as_ref().map(UserTerminal::clone_for_lending).transpose().map_err(cannot)?;
     let mut along = vec![asked.as_fd(), cwd.as_fd()];
     along.extend([rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]);
-    along.extend(lent.as_ref().map(OwnedFd::as_fd));
+    along.extend(lent_terminal.as_ref().map(OwnedFd::as_fd));
     let line = SessionChannel::connect_to(session.path()).map_err(cannot)?;
     line.send_message(SessionMessage::Exec, &along).map_err(cannot)?;
-    drop((asked, cwd, lent));
+    drop((asked, cwd, lent_terminal));
     let modes = SavedTerminalModes::of_standard_input();
     let followed = follow_command(&session, &line, &signals, person.as_ref());
     if followed.is_err() {
@@ -189,7 +189,7 @@ fn follow_command(
     signals: &BlockedSignals,
     person: Option<&UserTerminal>,
 ) -> CommandResult {
-    let mut heard = false;
+    let mut is_accepted = false;
     loop {
         let of_terminal = signals.of_terminal();
         let mut waited =
@@ -201,7 +201,7 @@ fn follow_command(
         let [answered, interrupted, changed] = waited.map(|fd| !fd.revents().is_empty());
         if answered {
             match line.receive_message() {
-                Ok(Some((SessionMessage::Heard, _))) => heard = true,
+                Ok(Some((SessionMessage::Heard, _))) => is_accepted = true,
                 Ok(Some((SessionMessage::Over(code), _))) => return Ok(code),
                 Ok(Some((SessionMessage::Stopped, _))) => {
                     stop_with_it(person);
@@ -214,7 +214,7 @@ fn follow_command(
             let _ = line.send_message(SessionMessage::Signal(signal), &[]);
         }
         if interrupted && let Ok(signal) = signals.next() {
-            if !heard {
+            if !is_accepted {
                 return Ok(u8::try_from(128 + signal).unwrap_or(exit::STOCKADE_FAILURE));
             }
             // If the session is gone, the next read of the connection reports it.
@@ -262,9 +262,9 @@ fn end_session_by_name(name: &str) -> CommandResult {
         // A worker that closes the connection without an answer was killed. The next one gets the
         // request, unless the session has ended meanwhile.
         if is_closed(asked)
-            && let Ok(again) = ask_to_end(&session)
+            && let Ok(new_channel) = ask_to_end(&session)
         {
-            line = Ok(again);
+            line = Ok(new_channel);
         }
     }
     Ok(exit::SUCCESS)

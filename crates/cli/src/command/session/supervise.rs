@@ -1,5 +1,5 @@
 //! The supervisor of a session. It has one thread and runs no command itself. It keeps one worker
-//! (a *front* in the code) ahead that waits with a prepared sandbox.
+//! ahead that waits with a prepared sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,8 +15,8 @@ use stockade_sys::Errno;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_process};
 
-use super::front::{self, WorkerParameters, note};
 use super::wire::SessionListener;
+use super::worker::{self, WorkerParameters, note};
 use crate::args::RunOptions;
 use crate::command::approvals::end_session;
 use crate::exit;
@@ -74,7 +74,7 @@ pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
         let_streams_go()?;
         Ok(listener)
     });
-    let post = match listener {
+    let parameters = match listener {
         Ok(listener) => WorkerParameters { listener, session: about.id, terms: start.terms },
         Err(error) => {
             watched.close()?;
@@ -82,10 +82,10 @@ pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
         }
     };
     let supervisor = SessionSupervisor {
-        post,
+        parameters,
         watched,
         signals,
-        fronts: Vec::new(),
+        workers: Vec::new(),
         launcher: Some(start.launcher.into()),
         idle: start.idle,
         idle_since: Instant::now(),
@@ -96,10 +96,10 @@ pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
 }
 
 struct SessionSupervisor {
-    post: WorkerParameters,
+    parameters: WorkerParameters,
     watched: SupervisedSession,
     signals: BlockedSignals,
-    fronts: Vec<SessionWorker>,
+    workers: Vec<SessionWorker>,
     launcher: Option<File>,
     idle: Duration,
     idle_since: Instant,
@@ -111,8 +111,8 @@ struct SessionSupervisor {
 /// A forked worker.
 struct SessionWorker {
     pidfd: OwnedFd,
-    told: File,
-    taken: bool,
+    note_reader: File,
+    is_busy: bool,
 }
 
 /// Action after the workers were checked.
@@ -125,11 +125,11 @@ enum SupervisorAction {
 impl SessionSupervisor {
     fn supervise_workers(mut self) -> u8 {
         loop {
-            if self.wants_front() {
-                match self.fork_front() {
+            if self.needs_worker() {
+                match self.fork_worker() {
                     Ok(None) => {}
                     // The child closes all descriptors of the supervisor.
-                    Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
+                    Ok(Some((supervisor, tell))) => return self.become_worker(supervisor, tell),
                     Err(error) => {
                         tracing::warn!(%error, "no front could be forked");
                         self.note_loss();
@@ -143,55 +143,62 @@ impl SessionSupervisor {
         }
     }
 
-    fn wants_front(&self) -> bool {
-        let waits = self.fronts.iter().any(|front| !front.taken);
-        !waits && self.fronts.len() < MAX_RUNNING_COMMANDS && Instant::now() >= self.next_at
+    fn needs_worker(&self) -> bool {
+        let waits = self.workers.iter().any(|session_worker| !session_worker.is_busy);
+        !waits && self.workers.len() < MAX_RUNNING_COMMANDS && Instant::now() >= self.next_at
     }
 
     /// Forks a worker. In the child it returns the parent's process id and the pipe for messages to
     /// it.
-    fn fork_front(&mut self) -> io::Result<Option<(Pid, OwnedFd)>> {
-        let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&told, true)?;
+    fn fork_worker(&mut self) -> io::Result<Option<(Pid, OwnedFd)>> {
+        let (note_reader, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&note_reader, true)?;
         let supervisor = getpid();
         let ForkResult::Parent(pid) = fork_process()? else { return Ok(Some((supervisor, tell))) };
         // Only this process reaps the child, so the number is still the child's.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        self.fronts.push(SessionWorker { pidfd, told: told.into(), taken: false });
+        self.workers.push(SessionWorker { pidfd, note_reader: note_reader.into(), is_busy: false });
         Ok(None)
     }
 
-    fn become_front(self, supervisor: Pid, tell: OwnedFd) -> u8 {
-        let Self { post, watched, signals, fronts, launcher, .. } = self;
+    fn become_worker(self, supervisor: Pid, tell: OwnedFd) -> u8 {
+        let Self { parameters, watched, signals, workers, launcher, .. } = self;
         watched.stop_supervising();
-        drop((signals, fronts, launcher));
-        front::run_worker(post, supervisor, tell)
+        drop((signals, workers, launcher));
+        worker::run_worker(parameters, supervisor, tell)
     }
 
     /// Waits for an event or until the next deadline.
     fn wait_for_event(&self) {
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
-        for front in &self.fronts {
-            fds.extend([front.told.as_fd(), front.pidfd.as_fd()]);
+        for session_worker in &self.workers {
+            fds.extend([session_worker.note_reader.as_fd(), session_worker.pidfd.as_fd()]);
         }
         let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let now = Instant::now();
         let idle_ends = self.idle_since + self.idle;
-        let due = if self.fronts.iter().any(|front| !front.taken) { idle_ends } else { idle_ends.min(self.next_at) };
-        let left = due.saturating_duration_since(now).max(Duration::from_millis(1));
-        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let due = if self.workers.iter().any(|session_worker| !session_worker.is_busy) {
+            idle_ends
+        } else {
+            idle_ends.min(self.next_at)
+        };
+        let wait_time = due.saturating_duration_since(now).max(Duration::from_millis(1));
+        let wait_time =
+            Timespec { tv_sec: wait_time.as_secs().cast_signed(), tv_nsec: wait_time.subsec_nanos().into() };
         // A failure only makes the next check come sooner.
-        let _ = poll(&mut waited, Some(&left));
+        let _ = poll(&mut waited, Some(&wait_time));
     }
 
     /// Reads the messages of the workers, and removes those that have exited.
     fn check_workers(&mut self) -> SupervisorAction {
         let mut next = if is_readable(self.signals.as_fd()) { SupervisorAction::End } else { SupervisorAction::GoOn };
         let (mut ended, mut lost) = (false, false);
-        let mut running = Vec::with_capacity(self.fronts.len());
-        for mut front in std::mem::take(&mut self.fronts) {
-            let (alive, notes) =
-                look_then_read(|| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)), &mut front.told);
+        let mut running = Vec::with_capacity(self.workers.len());
+        for mut session_worker in std::mem::take(&mut self.workers) {
+            let (alive, notes) = look_then_read(
+                || matches!(wait_pidfd(session_worker.pidfd.as_fd()), Ok(None)),
+                &mut session_worker.note_reader,
+            );
             for note in &notes {
                 match *note {
                     note::READY => {
@@ -201,7 +208,7 @@ impl SessionSupervisor {
                         }
                     }
                     note::TAKEN => {
-                        front.taken = true;
+                        session_worker.is_busy = true;
                         self.next_at = Instant::now() + WORKER_FORK_DELAY;
                     }
                     note::END => next = SupervisorAction::End,
@@ -209,17 +216,17 @@ impl SessionSupervisor {
                 }
             }
             if alive {
-                running.push(front);
+                running.push(session_worker);
             } else {
                 ended = true;
-                lost |= !front.taken;
+                lost |= !session_worker.is_busy;
             }
         }
-        self.fronts = running;
+        self.workers = running;
         if ended && !lost {
             self.next_at = self.next_at.min(Instant::now());
         }
-        if ended || self.fronts.iter().any(|front| front.taken) {
+        if ended || self.workers.iter().any(|session_worker| session_worker.is_busy) {
             self.idle_since = Instant::now();
         }
         if lost {
@@ -241,24 +248,27 @@ impl SessionSupervisor {
     /// Ends the running commands, and then the session.
     fn end_session_and_commands(mut self) -> u8 {
         let give_up = Instant::now() + COMMAND_END_TIMEOUT;
-        for front in &self.fronts {
-            let _ = pidfd_send_signal(&front.pidfd, if front.taken { Signal::TERM } else { Signal::KILL });
+        for session_worker in &self.workers {
+            let _ = pidfd_send_signal(
+                &session_worker.pidfd,
+                if session_worker.is_busy { Signal::TERM } else { Signal::KILL },
+            );
         }
-        while !self.fronts.is_empty() {
+        while !self.workers.is_empty() {
             if Instant::now() >= give_up {
-                for front in &self.fronts {
-                    let _ = pidfd_send_signal(&front.pidfd, Signal::KILL);
+                for session_worker in &self.workers {
+                    let _ = pidfd_send_signal(&session_worker.pidfd, Signal::KILL);
                 }
             }
             let at_most = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             let mut waited: Vec<PollFd<'_>> =
-                self.fronts.iter().map(|front| PollFd::new(&front.pidfd, PollFlags::IN)).collect();
+                self.workers.iter().map(|session_worker| PollFd::new(&session_worker.pidfd, PollFlags::IN)).collect();
             let _ = poll(&mut waited, Some(&at_most));
-            self.fronts.retain(|front| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)));
+            self.workers.retain(|session_worker| matches!(wait_pidfd(session_worker.pidfd.as_fd()), Ok(None)));
         }
-        let Self { watched, post, .. } = self;
+        let Self { watched, parameters, .. } = self;
         // If that fails, the next session of this name does it, or does not start.
-        let _ = end_session(&post.session);
+        let _ = end_session(&parameters.session);
         match watched.close() {
             Ok(()) => exit::SUCCESS,
             Err(_) => exit::STOCKADE_FAILURE,
@@ -268,10 +278,10 @@ impl SessionSupervisor {
 
 /// Returns whether a worker still runs, and its unread messages. In this order, because a worker may
 /// send its last message and exit between the two steps.
-fn look_then_read(is_alive: impl FnOnce() -> bool, told: &mut impl Read) -> (bool, Vec<u8>) {
+fn look_then_read(is_alive: impl FnOnce() -> bool, note_reader: &mut impl Read) -> (bool, Vec<u8>) {
     let alive = is_alive();
     let mut notes = [0; NOTES_MAX];
-    let length = told.read(&mut notes).unwrap_or(0);
+    let length = note_reader.read(&mut notes).unwrap_or(0);
     (alive, notes[..length].to_vec())
 }
 
@@ -294,14 +304,14 @@ mod tests {
 
     #[test]
     fn the_last_message_of_a_worker_that_exits_meanwhile_is_read() {
-        let (told, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-        let (mut told, mut tell) = (File::from(told), Some(File::from(tell)));
+        let (note_reader, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        let (mut note_reader, mut tell) = (File::from(note_reader), Some(File::from(tell)));
         let mut exits = || {
             let mut tell = tell.take().unwrap();
             tell.write_all(&[note::READY, note::END]).unwrap();
             false
         };
-        assert_eq!(look_then_read(&mut exits, &mut told), (false, vec![note::READY, note::END]));
-        assert_eq!(look_then_read(|| true, &mut told), (true, Vec::new()));
+        assert_eq!(look_then_read(&mut exits, &mut note_reader), (false, vec![note::READY, note::END]));
+        assert_eq!(look_then_read(|| true, &mut note_reader), (true, Vec::new()));
     }
 }

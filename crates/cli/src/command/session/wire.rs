@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
-use stockade_sys::passing::{self, MAX_DESCRIPTORS};
+use stockade_sys::fd_passing::{self, MAX_DESCRIPTORS};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
@@ -169,7 +169,7 @@ impl SessionChannel {
     /// # Errors
     /// [`io::Error`] if the other side is gone.
     pub fn send_message(&self, word: SessionMessage, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        Ok(passing::send_message(self.0.as_fd(), &word.to_bytes(), descriptors)?)
+        Ok(fd_passing::send_message(self.0.as_fd(), &word.to_bytes(), descriptors)?)
     }
 
     /// Waits for the next message; `None` if the other side is gone.
@@ -178,7 +178,7 @@ impl SessionChannel {
     /// [`io::Error`] if it is malformed.
     pub fn receive_message(&self) -> io::Result<Option<(SessionMessage, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let mut bytes = [0; MESSAGE_BYTES];
-        let received = match passing::receive_message(self.0.as_fd(), &mut bytes, true) {
+        let received = match fd_passing::receive_message(self.0.as_fd(), &mut bytes, true) {
             Err(Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
@@ -254,7 +254,7 @@ mod tests {
         let listener = SessionListener::bind_in(dir.path()).unwrap();
         assert!(listener.accept_client().unwrap().is_none());
         let line = SessionChannel::connect_to(dir.path()).unwrap();
-        let heard = listener.accept_client().unwrap().unwrap();
+        let worker_channel = listener.accept_client().unwrap().unwrap();
         for word in [
             SessionMessage::Exec,
             SessionMessage::End,
@@ -264,13 +264,13 @@ mod tests {
             SessionMessage::Stopped,
         ] {
             line.send_message(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
-            let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
+            let (same, descriptors) = worker_channel.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
         }
-        passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
-        assert!(heard.hear_soon().is_err());
+        fd_passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
+        assert!(worker_channel.hear_soon().is_err());
         drop(line);
-        assert!(heard.hear_soon().unwrap().is_none());
+        assert!(worker_channel.hear_soon().unwrap().is_none());
     }
 
     fn dir_fd(path: &Path) -> OwnedFd {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_keeps_its_bytes() {
-        let asked = ExecRequest {
+        let request = ExecRequest {
             script: None,
             words: vec![b"\xff\0"[..1].into(), "x\n".into()],
             requests: vec![b"write /\xff"[..].into()],
@@ -287,7 +287,7 @@ mod tests {
             environment: vec![("A".into(), b"\x80"[..].into())],
             umask: 0o27,
         };
-        assert_eq!(ExecRequest::from_file(asked.to_file().unwrap()).unwrap(), asked);
+        assert_eq!(ExecRequest::from_file(request.to_file().unwrap()).unwrap(), request);
         let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         assert!(ExecRequest::from_file(other).is_err());
     }

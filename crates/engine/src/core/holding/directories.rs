@@ -26,7 +26,9 @@ impl RequestCore {
 
     /// Returns whether this directory may be offered.
     pub(super) fn may_offer(&self, directory: &[Grant]) -> bool {
-        !directory.is_empty() && !self.refused_in.contains(directory) && !self.given_singly.contains(directory)
+        !directory.is_empty()
+            && !self.refused_in.contains(directory)
+            && !self.single_call_directories.contains(directory)
     }
 
     /// Limits the offer of a directory in which a call was refused to this run. A remembered yes
@@ -40,26 +42,26 @@ impl RequestCore {
     }
 
     /// Returns whether a yes to its directory gives this call its own powers.
-    pub(super) fn is_given_singly(&self, hold: &TrackedCall) -> bool {
-        self.given_singly.contains(&hold.directory)
+    pub(super) fn is_singly_allowed(&self, hold: &TrackedCall) -> bool {
+        self.single_call_directories.contains(&hold.directory)
             && !self.refused_in.contains(&hold.directory)
             && are_of_files(&hold.powers)
     }
 
     /// Gives every held call of this directory its own powers, now and later.
     pub(super) fn give_singly(&mut self, live: &mut LiveAttempt, directory: Vec<Grant>) {
-        self.given_singly.insert(directory);
+        self.single_call_directories.insert(directory);
         // A call whose key is being looked up may have a remembered refusal.
-        let is_given =
-            |hold: &TrackedCall| !matches!(hold.stage, TrackedCallPhase::Recalling(_)) && self.is_given_singly(hold);
-        for hold in live.holds.take_where(is_given) {
+        let gets_own_powers =
+            |hold: &TrackedCall| !matches!(hold.stage, TrackedCallPhase::Recalling(_)) && self.is_singly_allowed(hold);
+        for hold in live.holds.take_where(gets_own_powers) {
             self.give_own_powers(live, hold);
         }
         // Calls that also lack other powers wait for questions of their own.
         let TrackedCalls { open, questions, .. } = &mut live.holds;
         for hold in open {
             if let TrackedCallPhase::Asked(digest) = &hold.stage
-                && !questions.iter().any(|asked| asked.question.digest == *digest)
+                && !questions.iter().any(|held_question| held_question.question.digest == *digest)
             {
                 hold.stage = TrackedCallPhase::Wishing { directory: false };
             }
@@ -77,14 +79,16 @@ impl RequestCore {
 
     /// Withdraws the offers of directories in which a call was refused. The calls wait for questions
     /// of their own, or for an offer that is limited to this run.
-    pub(super) fn ask_again_one_by_one(&mut self, live: &mut LiveAttempt) {
+    pub(super) fn ask_one_by_one(&mut self, live: &mut LiveAttempt) {
         let TrackedCalls { open, questions, .. } = &mut live.holds;
         for hold in open {
             let (is_offered, is_limited) = match &hold.stage {
                 TrackedCallPhase::Wishing { directory } => (*directory, true),
                 TrackedCallPhase::Asked(digest) => {
-                    let offer = questions.iter().find(|asked| asked.directory && asked.question.digest == *digest);
-                    (offer.is_some(), offer.is_some_and(|asked| asked.question.scopes.len() == 1))
+                    let offer = questions
+                        .iter()
+                        .find(|held_question| held_question.directory && held_question.question.digest == *digest);
+                    (offer.is_some(), offer.is_some_and(|held_question| held_question.question.scopes.len() == 1))
                 }
                 TrackedCallPhase::Recalling(_) => (false, true),
             };

@@ -1,0 +1,296 @@
+//! The clients attached to a run, and the approver that they form together. A question is sent to
+//! each client that can answer; the first answer counts. Without such a client it is refused, as in
+//! a run without a terminal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use stockade_backend_api::{Approver, PendingQuestion};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, RawText};
+
+use super::wire::{RunChannel, RunMessage};
+
+/// Most clients attached at the same time.
+pub const MAX_CLIENTS: usize = 16;
+/// Interval between two checks for a withdrawn question.
+const WITHDRAWAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The attached clients that can answer.
+#[derive(Debug, Default)]
+pub struct ClientRegistry {
+    state: Mutex<ClientRegistryState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ClientRegistryState {
+    /// Last number assigned to a client or a question.
+    last: u64,
+    /// Clients that can answer.
+    able: BTreeMap<u64, Arc<RunChannel>>,
+    open: Option<ClientQuestion>,
+}
+
+/// The open question.
+#[derive(Debug)]
+struct ClientQuestion {
+    number: u64,
+    next_message: RunMessage,
+    answer: Option<ApprovalAnswer>,
+    /// Clients that cannot answer this question.
+    silent: BTreeSet<u64>,
+}
+
+impl ClientRegistryState {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn list_channels(&self) -> Vec<Arc<RunChannel>> {
+        self.able.values().cloned().collect()
+    }
+
+    /// Returns the result of the question; `None` while it is open.
+    fn resolve_question(&self) -> Option<ApprovalAnswer> {
+        let open = self.open.as_ref()?;
+        let nobody = self.able.keys().all(|client| open.silent.contains(client));
+        open.answer.or(nobody.then_some(ApprovalAnswer::TimedOut))
+    }
+}
+
+impl ClientRegistry {
+    /// Adds a client that can answer, and sends it the open question. Returns the number to leave
+    /// with.
+    pub fn add_client(&self, line: &Arc<RunChannel>) -> u64 {
+        let mut state = self.lock_state();
+        let client = state.next();
+        state.able.insert(client, Arc::clone(line));
+        let open_message = state.open.as_ref().map(|open| open.next_message.clone());
+        drop(state);
+        if let Some(next_message) = open_message {
+            send_or_disconnect(line, &next_message);
+        }
+        client
+    }
+
+    /// Removes a client, which answers no more.
+    pub fn remove_client(&self, client: u64) {
+        self.lock_state().able.remove(&client);
+        self.changed.notify_all();
+    }
+
+    /// Handles the answer of a client. An answer to a closed question is ignored. A client without
+    /// a user at its terminal leaves the question to the others.
+    pub fn handle_answer(&self, client: u64, number: u64, answer: ApprovalAnswer) {
+        let mut state = self.lock_state();
+        let able = state.able.contains_key(&client);
+        if let Some(open) = state.open.as_mut().filter(|open| able && open.number == number) {
+            match answer {
+                ApprovalAnswer::TimedOut => drop(open.silent.insert(client)),
+                answer => drop(open.answer.get_or_insert(answer)),
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn is_anybody(&self) -> bool {
+        !self.lock_state().able.is_empty()
+    }
+
+    fn ask_clients(&self, question: &ApprovalQuestion, text: &RawText, waiting: &PendingQuestion) -> ApprovalAnswer {
+        let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
+        let is_over = || waiting.is_withdrawn() || Instant::now() >= deadline;
+        let mut state = self.lock_state();
+        // Another question is open: that of an input line, or of the run itself.
+        while state.open.is_some() {
+            if is_over() {
+                return ApprovalAnswer::TimedOut;
+            }
+            state = self.await_change(state);
+        }
+        let number = state.next();
+        let next_message = RunMessage::Question { number, question: Box::new(question.clone()), text: text.clone() };
+        state.open =
+            Some(ClientQuestion { number, next_message: next_message.clone(), answer: None, silent: BTreeSet::new() });
+        let lines = state.list_channels();
+        drop(state);
+        lines.iter().for_each(|line| send_or_disconnect(line, &next_message));
+        let mut state = self.lock_state();
+        let answer = loop {
+            match state.resolve_question() {
+                Some(answer) => break answer,
+                None if is_over() => break ApprovalAnswer::TimedOut,
+                None => state = self.await_change(state),
+            }
+        };
+        state.open = None;
+        let lines = state.list_channels();
+        drop(state);
+        self.changed.notify_all();
+        lines.iter().for_each(|line| send_or_disconnect(line, &RunMessage::Over(number)));
+        answer
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, ClientRegistryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn await_change<'a>(&self, state: MutexGuard<'a, ClientRegistryState>) -> MutexGuard<'a, ClientRegistryState> {
+        self.changed.wait_timeout(state, WITHDRAWAL_POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// Sends a message. A client that does not take it is disconnected, and so leaves.
+fn send_or_disconnect(line: &RunChannel, next_message: &RunMessage) {
+    if let Err(error) = line.send_message(next_message) {
+        tracing::info!(%error, "a client was broken off");
+    }
+}
+
+/// The attached clients, as the approver of one request.
+#[derive(Debug)]
+pub struct AttachedApprover {
+    clients: Arc<ClientRegistry>,
+    text: RawText,
+}
+
+impl AttachedApprover {
+    /// Creates the approver. The spans of findings refer to `text`.
+    pub fn new(clients: Arc<ClientRegistry>, text: RawText) -> Self {
+        Self { clients, text }
+    }
+}
+
+impl Approver for AttachedApprover {
+    fn name(&self) -> String {
+        "attached terminal".to_owned()
+    }
+
+    fn is_available(&self) -> bool {
+        self.clients.is_anybody()
+    }
+
+    fn may_come(&self) -> bool {
+        true
+    }
+
+    fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer {
+        self.clients.ask_clients(question, &self.text, waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use stockade_backend_api::HeldCalls;
+    use stockade_model::{ApprovalScope, QuestionKind};
+
+    use super::super::wire::MAX_RUN_MESSAGE_BYTES;
+    use super::*;
+    use crate::render::question::tests::sample_question;
+
+    const YES: ApprovalAnswer = ApprovalAnswer::Approved(ApprovalScope::Once);
+
+    struct Meeting {
+        clients: Arc<ClientRegistry>,
+        waiting: PendingQuestion,
+    }
+
+    impl Meeting {
+        fn new() -> Self {
+            Self { clients: Arc::default(), waiting: PendingQuestion::new(HeldCalls::default()) }
+        }
+
+        /// Attaches a client: returns its number and its end of the connection.
+        fn attach(&self) -> (u64, RunChannel) {
+            let (one, other) = UnixStream::pair().unwrap();
+            let client = self.clients.add_client(&Arc::new(RunChannel::from_stream(one).unwrap()));
+            (client, RunChannel::from_stream(other).unwrap())
+        }
+
+        fn ask(&self, timeout_ms: u64) -> thread::JoinHandle<ApprovalAnswer> {
+            let mut approver = AttachedApprover::new(Arc::clone(&self.clients), "text".into());
+            let waiting = self.waiting.clone();
+            let mut question = sample_question(QuestionKind::Run { reasons: Vec::new() });
+            question.timeout_ms = timeout_ms;
+            thread::spawn(move || approver.ask_question(&question, &waiting))
+        }
+    }
+
+    fn next_message(line: &RunChannel) -> RunMessage {
+        line.receive_message(MAX_RUN_MESSAGE_BYTES).unwrap().unwrap()
+    }
+
+    #[track_caller]
+    fn number(line: &RunChannel) -> u64 {
+        match next_message(line) {
+            RunMessage::Question { number, text, .. } if text == "text".into() => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_answer_counts_and_the_others_are_told() {
+        let meeting = Meeting::new();
+        let ((one, line_one), (two, line_two)) = (meeting.attach(), meeting.attach());
+        let question_thread = meeting.ask(60_000);
+        let number = number(&line_one);
+        assert!(matches!(next_message(&line_two), RunMessage::Question { number: same, .. } if same == number));
+        // An answer to another question, or of a client that is not attached, is ignored.
+        meeting.clients.handle_answer(one, number + 1, ApprovalAnswer::Abort);
+        meeting.clients.handle_answer(99, number, ApprovalAnswer::Abort);
+        meeting.clients.handle_answer(one, number, ApprovalAnswer::TimedOut);
+        meeting.clients.handle_answer(two, number, YES);
+        assert_eq!(question_thread.join().unwrap(), YES);
+        assert_eq!(
+            (next_message(&line_one), next_message(&line_two)),
+            (RunMessage::Over(number), RunMessage::Over(number))
+        );
+    }
+
+    #[test]
+    fn nobody_left_is_silence_at_once() {
+        let meeting = Meeting::new();
+        let (one, line) = meeting.attach();
+        let question_thread = meeting.ask(600_000);
+        number(&line);
+        meeting.clients.remove_client(one);
+        assert_eq!(question_thread.join().unwrap(), ApprovalAnswer::TimedOut);
+        assert_eq!(meeting.ask(600_000).join().unwrap(), ApprovalAnswer::TimedOut);
+        assert!(!AttachedApprover::new(Arc::clone(&meeting.clients), "".into()).is_available());
+    }
+
+    #[test]
+    fn who_comes_late_answers_what_stands() {
+        let meeting = Meeting::new();
+        let (_, first) = meeting.attach();
+        let question_thread = meeting.ask(60_000);
+        number(&first);
+        let (late, line) = meeting.attach();
+        meeting.clients.handle_answer(late, number(&line), YES);
+        assert_eq!(question_thread.join().unwrap(), YES);
+    }
+
+    #[test]
+    fn what_is_taken_back_or_waits_too_long_is_silence() {
+        let meeting = Meeting::new();
+        let (_, line) = meeting.attach();
+        assert_eq!(meeting.ask(50).join().unwrap(), ApprovalAnswer::TimedOut);
+        let (first, _) = (number(&line), next_message(&line));
+        let question_thread = meeting.ask(600_000);
+        let second = number(&line);
+        assert!(second > first);
+        // Another question waits for its turn meanwhile.
+        let other = meeting.ask(600_000);
+        meeting.waiting.withdraw();
+        assert_eq!(
+            (question_thread.join().unwrap(), other.join().unwrap()),
+            (ApprovalAnswer::TimedOut, ApprovalAnswer::TimedOut)
+        );
+    }
+}

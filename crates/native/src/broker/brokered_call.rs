@@ -1,0 +1,184 @@
+//! A deed is a system call that was read: every path is resolved to held objects, every argument is
+//! copied, the mode is masked. A deed can be carried out now, or held while an approver is asked
+//! and carried out later, with the powers of that time. The broker reads nothing of the caller again.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, XattrFlags};
+
+use stockade_egress::PendingDial;
+
+use super::opens::OpenRequest;
+use super::pool::BlockingJob;
+use super::programs::ProgramStart;
+use super::service::{BrokerService, CallFailure, CallReply};
+use super::sockets::PreparedConnect;
+use super::walk::{ResolvedName, ResolvedObject};
+
+/// A system call that is ready to be carried out.
+pub(super) enum BrokeredCall {
+    /// Opens a name, which must be of a file.
+    Open {
+        place: ResolvedName,
+        open_request: OpenRequest,
+    },
+    /// Opens the object of a descriptor again.
+    Reopen {
+        object: ResolvedObject,
+        open_request: OpenRequest,
+    },
+    /// Makes a file without a name in a directory.
+    OpenUnnamed {
+        directory: ResolvedObject,
+        open_request: OpenRequest,
+    },
+    MakeDirectory {
+        place: ResolvedName,
+        mode: Mode,
+    },
+    MakeNode {
+        place: ResolvedName,
+        kind: FileType,
+        mode: Mode,
+        device: u64,
+    },
+    MakeLink {
+        place: ResolvedName,
+        text: CString,
+    },
+    /// Makes a hard link to a file.
+    MakeName {
+        source: ResolvedObject,
+        new: ResolvedName,
+    },
+    Remove {
+        place: ResolvedName,
+        flags: AtFlags,
+    },
+    Rename {
+        old: ResolvedName,
+        new: ResolvedName,
+        flags: RenameFlags,
+    },
+    /// Changes an object's metadata or length.
+    Change {
+        object: ResolvedObject,
+        change: ObjectChange,
+    },
+    Connect(PreparedConnect),
+    /// Makes a socket file; its mode lacks the bits of `mask`.
+    Bind {
+        socket: OwnedFd,
+        place: ResolvedName,
+        mask: Mode,
+    },
+    /// Starts a program; the kernel carries it out.
+    Run(ProgramStart),
+}
+
+/// Change of an object.
+pub(super) enum ObjectChange {
+    Length(u64),
+    Mode(u32),
+    Owner { user: Option<Uid>, group: Option<Gid> },
+    Times(Timestamps),
+    SetAttribute { name: CString, value: Vec<u8>, flags: XattrFlags },
+    RemoveAttribute { name: CString },
+}
+
+/// Progress of a deed.
+pub(super) enum CallProgress {
+    /// The call is done.
+    Done(CallReply),
+    /// The name is a held symbolic link: the caller of this code continues at its target.
+    Link(OwnedFd),
+    /// The rest may block, so another thread does it and answers.
+    Work(BlockingWork),
+    /// The egress proxy dials, and its thread answers.
+    Dialling(PendingDial),
+}
+
+/// Work for another thread.
+pub(super) struct BlockingWork {
+    pub job: BlockingJob,
+    /// The pipe, if an open waits for its other end.
+    pub pipe: Option<OwnedFd>,
+}
+
+impl CallProgress {
+    /// Returns the step of a call that returns 0.
+    pub fn return_zero() -> Self {
+        Self::Done(CallReply::Value(0))
+    }
+}
+
+impl BrokeredCall {
+    /// Returns the names that the deed acts on.
+    pub fn resolved_names(&self) -> impl Iterator<Item = &ResolvedName> {
+        let (one, other) = match self {
+            Self::Open { place, .. }
+            | Self::MakeDirectory { place, .. }
+            | Self::MakeNode { place, .. }
+            | Self::MakeLink { place, .. }
+            | Self::Bind { place, .. }
+            | Self::Remove { place, .. } => (Some(place), None),
+            Self::MakeName { new, .. } => (Some(new), None),
+            Self::Rename { old, new, .. } => (Some(old), Some(new)),
+            Self::Run(start) => (start.object.place.as_ref(), None),
+            Self::Reopen { .. } | Self::OpenUnnamed { .. } | Self::Change { .. } | Self::Connect(_) => (None, None),
+        };
+        one.into_iter().chain(other)
+    }
+
+    /// Returns the object that the deed changes, or gives another name by which it can be changed;
+    /// not the objects of its places.
+    pub fn changed_object(&self) -> Option<&ResolvedObject> {
+        match self {
+            Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
+            Self::MakeName { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the deed may change the objects of its names, and not only the names.
+    pub fn may_change_objects(&self) -> bool {
+        !matches!(self, Self::Remove { .. })
+    }
+
+    /// Returns the object that the deed holds.
+    pub fn held_object(&self) -> Option<&ResolvedObject> {
+        match self {
+            Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
+            Self::OpenUnnamed { directory, .. } => Some(directory),
+            Self::MakeName { source, .. } => Some(source),
+            Self::Connect(connection) => connection.socket_file(),
+            Self::Run(start) => Some(&start.object),
+            _ => None,
+        }
+    }
+}
+
+impl BrokerService {
+    /// Decides on a deed with the current powers and carries it out. `id` is the notification that
+    /// another thread would answer.
+    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> Result<CallProgress, CallFailure> {
+        self.prepare_stage(broker_call)?;
+        self.keep_for_undo(broker_call)?;
+        match broker_call {
+            BrokeredCall::Open { place, open_request } => self.open_at(id, place, *open_request),
+            BrokeredCall::Reopen { object, open_request } => self.reopen_object(id, object, *open_request),
+            BrokeredCall::OpenUnnamed { directory, open_request } => self.open_unnamed(directory, *open_request),
+            BrokeredCall::MakeDirectory { place, mode } => self.make_directory(place, *mode),
+            BrokeredCall::MakeNode { place, kind, mode, device } => self.make_node(place, *kind, *mode, *device),
+            BrokeredCall::MakeLink { place, text } => self.make_link(place, text),
+            BrokeredCall::MakeName { source, new } => self.make_name(source, new),
+            BrokeredCall::Remove { place, flags } => self.remove(place, *flags),
+            BrokeredCall::Rename { old, new, flags } => self.rename_entry(old, new, *flags),
+            BrokeredCall::Change { object, change } => self.change_object(object, change),
+            BrokeredCall::Connect(connection) => self.connect_to(id, connection),
+            BrokeredCall::Bind { socket, place, mask } => self.bind_for_caller(socket, place, *mask),
+            BrokeredCall::Run(start) => self.may_run(start),
+        }
+    }
+}

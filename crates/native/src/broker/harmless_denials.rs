@@ -1,0 +1,139 @@
+//! Refusals that do not stop the program. One git command creates and removes many files. The
+//! command would stop half way at the first refused file, and leave a checkout, a merge or a stash
+//! that is neither done nor undone.
+//!
+//! So a refused change in a work tree is left out and reported as a refusal, and git continues. A
+//! file to be written becomes a file without a name; a file to be removed stays. Afterwards
+//! `git status` shows the difference. This gives no further powers: a program that only calls itself git
+//! gets no more than that. The same is done for programs that unpack dependencies, because these
+//! often contain editors' settings.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::CString;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2};
+use stockade_model::DeniedOperation;
+use stockade_permissions::guards::view::last_component;
+use stockade_sys::Errno;
+
+use super::brokered_call::{BrokeredCall, CallProgress};
+use super::opens::{OpenRequest, finish_open};
+use super::service::BrokerService;
+use super::walk::ResolvedName;
+
+/// Most names that are taken to be gone.
+const MAX_REPORTED_REMOVALS: usize = 10_000;
+
+/// Returns the program that makes a call.
+pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<Vec<u8>>;
+
+/// Names whose removal was reported to a program but not done: device and inode of the directory,
+/// and the name.
+#[derive(Default)]
+pub(super) struct ReportedRemovals(RefCell<HashSet<(u64, u64, Vec<u8>)>>);
+
+impl ReportedRemovals {
+    fn compute_key(place: &ResolvedName) -> Result<(u64, u64, Vec<u8>), Errno> {
+        let directory = fstat(&place.directory.fd)?;
+        Ok((directory.st_dev, directory.st_ino, place.name.as_bytes().to_vec()))
+    }
+
+    fn note_removal(&self, place: &ResolvedName) -> Result<(), Errno> {
+        let mut removals = self.0.borrow_mut();
+        if removals.len() >= MAX_REPORTED_REMOVALS {
+            return Err(Errno::NFILE);
+        }
+        removals.insert(Self::compute_key(place)?);
+        Ok(())
+    }
+
+    /// Returns whether the removal of this name was reported to a program.
+    pub fn has_removal(&self, place: &ResolvedName) -> bool {
+        let removals = self.0.borrow();
+        !removals.is_empty() && Self::compute_key(place).is_ok_and(|key| removals.contains(&key))
+    }
+}
+
+impl BrokerService {
+    /// Carries out the harmless part of a call that was refused to `program`, if the program can go
+    /// on without the rest. The harmless part may be empty.
+    pub(super) fn leave_out(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
+        if let Some(step) = self.leave_code_out(broker_call) {
+            return Some(step);
+        }
+        match broker_call {
+            BrokeredCall::Open { place, open_request } if self.goes_on_without(place, program) => {
+                self.write_nowhere(place, *open_request).ok()
+            }
+            BrokeredCall::Remove { place, flags }
+                if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) =>
+            {
+                self.pretend_removal(place).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the addition to a refusal's rule for a call that was left out.
+    pub(super) fn describe_omission(&self, broker_call: Option<&BrokeredCall>) -> &'static str {
+        match broker_call {
+            Some(BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. })
+                if !self.powers.is_in_dependencies(&place.path()) =>
+            {
+                "; left out, as `git status` shows"
+            }
+            _ => "; left out",
+        }
+    }
+
+    /// Keeps a file, and notes that its removal was reported.
+    fn pretend_removal(&self, place: &ResolvedName) -> Result<CallProgress, Errno> {
+        match FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode) {
+            FileType::RegularFile => self.reported_removals.note_removal(place).map(|()| CallProgress::return_zero()),
+            _ => Err(Errno::ACCESS),
+        }
+    }
+
+    fn goes_on_without(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
+        !place.special && self.powers.is_in_dependencies(&place.path()) || self.is_of_git(place, program)
+    }
+
+    /// Returns whether git makes the call, in a work tree.
+    fn is_of_git(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
+        let is_git = || program().is_some_and(|program| last_component(&program) == b"git");
+        !place.special && self.powers.is_of_work_tree(&place.path()) && is_git()
+    }
+
+    /// Opens a file without a name in place of a new file.
+    fn write_nowhere(&self, place: &ResolvedName, open_request: OpenRequest) -> Result<CallProgress, Errno> {
+        if !open_request.is_creating()
+            || open_request.only_reads()
+            || place.open_nofollow().is_ok() && !self.reported_removals.has_removal(place)
+        {
+            return Err(Errno::ACCESS);
+        }
+        // At level full the guarded directory is mounted read-only, so the file is created in the
+        // workspace directory.
+        let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
+        let workspace = CString::new(self.powers.workspace()).map_err(|_| Errno::INVAL)?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_bits_retain(open_request.mode_of_new().bits() & 0o777);
+        let file = openat2(&first.root, workspace, flags, mode, ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)?;
+        Ok(CallProgress::Done(finish_open(file, open_request)?))
+    }
+
+    /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
+    /// files that are left out would be in it.
+    pub(super) fn make_empty(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
+        let BrokeredCall::MakeDirectory { place, mode } = broker_call else { return None };
+        let path = place.path();
+        if !self.powers.is_directory_of_settings(&path)
+            || self.refusal_of_place(DeniedOperation::Mkdir, &path).is_some()
+            || !self.goes_on_without(place, program)
+        {
+            return None;
+        }
+        mkdirat(self.through_directory(place, &path), &place.name, *mode).ok().map(|()| CallProgress::return_zero())
+    }
+}

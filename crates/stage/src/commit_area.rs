@@ -1,0 +1,134 @@
+//! The commit area (depot): a directory for the objects that a commit exchanges, made before the
+//! commit and removed after it. The commit area is on the filesystem of the workspace: in the stage
+//! if the stage is on that filesystem, too.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx, unlinkat};
+use stockade_files::object::{TreeObject, directory_beneath, to_os_str};
+use stockade_files::removal::{remove_tree, sweep_removals};
+use stockade_sys::Errno;
+
+use super::commit::stage_path_error;
+use super::error::{PathContext, PathError};
+use super::journal::CommitAreaLocation;
+use super::stage_directory::{OpenStage, make_private};
+
+pub(super) const COMMIT_AREA: &str = "depot";
+/// Directory of the commit area in the workspace; this name is protected everywhere.
+const WORKSPACE_AREA: &str = ".stockade";
+/// Marker file, written before the directory [`WORKSPACE_AREA`] is made, so that a new one is removed
+/// again.
+const BORROWED_MARKER: &str = "borrowed";
+
+/// An open commit area.
+pub(super) struct CommitArea {
+    pub place: CommitAreaLocation,
+    pub directory: OwnedFd,
+    /// True if staged objects can get a second name (hard link) in it.
+    pub links: bool,
+}
+
+impl CommitArea {
+    /// Makes an empty commit area.
+    pub fn create_empty(stage: &OpenStage, workspace: BorrowedFd<'_>) -> Result<Self, PathError> {
+        clear_depots(stage)?;
+        let path = Path::new(COMMIT_AREA);
+        if mount_of(workspace).at_path(stage.workspace())? == mount_of(stage.directory.as_fd()).at_path(path)? {
+            let directory = make_private(stage.directory.as_fd(), COMMIT_AREA).at_path(path)?;
+            return Ok(Self { place: CommitAreaLocation::Stage, directory, links: true });
+        }
+        let root = TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(workspace, 3).at_path(path)?).at_path(path)?;
+        let is_new = TreeObject::open_entry(workspace, to_os_str(WORKSPACE_AREA.as_bytes())).at_path(path)?.is_none();
+        stage.write_whole(BORROWED_MARKER, |out| serde_json::to_writer(out, &is_new).map_err(Into::into))?;
+        let shelter = make_shelter(workspace, is_new).at_path(&stage.workspace().join(WORKSPACE_AREA))?;
+        let made = make_private(shelter.as_fd(), &workspace_area_name(stage));
+        root.set_modified(root.modified_time()).at_path(stage.workspace())?;
+        Ok(Self {
+            place: CommitAreaLocation::Workspace,
+            directory: made.at_path(&stage.workspace().join(WORKSPACE_AREA))?,
+            links: false,
+        })
+    }
+
+    /// Opens the commit area of an interrupted commit.
+    pub fn open_interrupted(
+        stage: &OpenStage,
+        workspace: BorrowedFd<'_>,
+        place: CommitAreaLocation,
+    ) -> Result<Self, PathError> {
+        let opened = match place {
+            CommitAreaLocation::Stage => directory_beneath(stage.directory.as_fd(), Path::new(COMMIT_AREA)),
+            CommitAreaLocation::Workspace => {
+                directory_beneath(workspace, &Path::new(WORKSPACE_AREA).join(workspace_area_name(stage)))
+            }
+        };
+        Ok(Self { place, directory: opened.at_path(Path::new(COMMIT_AREA))?, links: false })
+    }
+}
+
+fn make_shelter(workspace: BorrowedFd<'_>, is_new: bool) -> Result<OwnedFd, Errno> {
+    if is_new {
+        return make_private(workspace, WORKSPACE_AREA);
+    }
+    openat(
+        workspace,
+        WORKSPACE_AREA,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+fn workspace_area_name(stage: &OpenStage) -> String {
+    format!("commit-{}", stage.id())
+}
+
+/// Returns device and mount of a directory. Renames and hard links work only within one mount.
+pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Errno> {
+    let found = statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
+}
+
+/// Removes the commit area. Returns whether there was one.
+pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
+    let mut cleared = false;
+    if TreeObject::open_entry(stage.directory.as_fd(), to_os_str(COMMIT_AREA.as_bytes()))
+        .at_path(Path::new(COMMIT_AREA))?
+        .is_some()
+    {
+        remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;
+        cleared = true;
+    }
+    let Some(borrowed) = stage.read_whole(BORROWED_MARKER)? else { return Ok(cleared) };
+    let is_ours = borrowed == b"true";
+    let workspace = stage.open_workspace().map_err(stage_path_error)?;
+    let root = TreeObject::from_fd(workspace).at_path(stage.workspace())?;
+    let path = stage.workspace().join(WORKSPACE_AREA);
+    if let Some(shelter) = TreeObject::open_entry(root.fd.as_fd(), to_os_str(WORKSPACE_AREA.as_bytes()))
+        .at_path(&path)?
+        .filter(TreeObject::is_directory)
+    {
+        remove_tree(shelter.fd.as_fd(), workspace_area_name(stage).as_bytes())?;
+        sweep_removals(shelter.fd.as_fd())?;
+        if is_ours {
+            match unlinkat(&root.fd, WORKSPACE_AREA, AtFlags::REMOVEDIR) {
+                // Another program uses the directory now.
+                Ok(()) | Err(Errno::NOTEMPTY | Errno::NOENT) => {}
+                Err(errno) => return Err(PathError::new(&path, errno)),
+            }
+            root.set_modified(root.modified_time()).at_path(stage.workspace())?;
+        } else {
+            shelter.set_modified(shelter.modified_time()).at_path(&path)?;
+        }
+    }
+    stage.remove_file(BORROWED_MARKER)?;
+    Ok(true)
+}
+
+/// Returns whether a commit left a commit area.
+pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
+    [COMMIT_AREA, BORROWED_MARKER]
+        .iter()
+        .any(|name| matches!(TreeObject::open_entry(directory, to_os_str(name.as_bytes())), Ok(Some(_))))
+}
