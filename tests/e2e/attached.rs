@@ -65,7 +65,7 @@ fn a_run_is_left_and_met_again_with_nothing_lost() {
         first.press("one\n");
         first.expect("got one.");
         first.press("\u{3}");
-        first.expect("goes on");
+        first.expect("continues");
         assert_eq!(first.finish().0, 0);
         assert_eq!(run_report(world, &id)["state"], "running");
         passes(world, &id, "two\n");

@@ -99,7 +99,7 @@ fn additions_of_the_engines_configuration_are_refused() {
         assert_eq!(engine.containers(), Vec::<String>::new(), "{what}");
         assert!(shown.contains("root:x:0:0:root") || shown.contains("kmsg"), "the control: {what} {shown}");
         let refused = refused.unwrap_or_else(|| panic!("{what} was not seen"));
-        assert!(refused.contains("was not asked for") || refused.contains("did not give"), "{what}: {refused}");
+        assert!(refused.contains("was not requested") || refused.contains("did not provide"), "{what}: {refused}");
     }
 }
 

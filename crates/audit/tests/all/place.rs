@@ -42,7 +42,7 @@ fn a_place_that_others_could_prepare_is_refused() {
                 fs::create_dir(dir).unwrap();
                 fs::set_permissions(dir, Permissions::from_mode(bad)).unwrap();
             },
-            "others may reach",
+            "other users can access",
         );
     }
     for name in ["audit.jsonl", "head"] {
@@ -50,7 +50,10 @@ fn a_place_that_others_could_prepare_is_refused() {
             written(dir, 1);
             dir.join(name)
         };
-        refused(|dir| fs::set_permissions(fresh(dir), Permissions::from_mode(0o620)).unwrap(), "others may reach");
+        refused(
+            |dir| fs::set_permissions(fresh(dir), Permissions::from_mode(0o620)).unwrap(),
+            "other users can access",
+        );
         refused(
             |dir| {
                 let file = fresh(dir);

@@ -43,10 +43,10 @@ fn refused(spoil: impl FnOnce(&Path), words: &str) {
 
 #[test]
 fn a_place_that_others_could_prepare_is_refused() {
-    refused(|path| fs::set_permissions(path, Permissions::from_mode(0o660)).unwrap(), "others may reach");
+    refused(|path| fs::set_permissions(path, Permissions::from_mode(0o660)).unwrap(), "other users can access");
     refused(
         |path| fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o750)).unwrap(),
-        "others may reach",
+        "other users can access",
     );
     refused(|path| fs::hard_link(path, path.with_extension("second")).unwrap(), "not a file of its own");
     refused(
