@@ -9,7 +9,7 @@ use std::path::Path;
 
 use stockade_backend_api::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
 use stockade_model::{DeniedOperation, LayerState};
-use support::{Engine, Place, begun, inside, process_limit};
+use support::{Engine, PROCESS_LIMIT, Place, begun, inside};
 
 #[test]
 fn a_command_runs_within_the_walls_and_all_of_it_goes() {
@@ -85,7 +85,7 @@ fn additions_of_the_engines_configuration_are_refused() {
             "--rm",
             "--network=none",
             "--ulimit=nofile=1024:1024",
-            &process_limit(),
+            PROCESS_LIMIT,
             engine.image().as_str(),
             "/bin/sh",
             "-c",
