@@ -119,7 +119,7 @@ fn nothing_that_a_terminal_sends_by_itself_answers() {
             for sent in ["\u{1b}[O", "\u{1b}[I", "\u{1b}[Moo", "\u{1b}[1;1R"] {
                 terminal.expect("[?] > ");
                 terminal.press(sent);
-                terminal.expect("one key alone");
+                terminal.expect("press one key only");
             }
             terminal.expect("[?] > ");
             terminal.press("n");

@@ -468,10 +468,10 @@ fn caches_are_cleared_where_nothing_runs() {
         assert_eq!(cache(world, &["clear", "--over", "1KiB"]).ended, ProgramEnd::Code(0));
         // Another directory at the path of the workspace is another workspace.
         world.passes(&["--level", "full"], &["sh", "-c", "echo > ~/.npm/own"]);
-        assert!(!cache(world, &["list"]).stdout.contains("gone"));
+        assert!(!cache(world, &["list"]).stdout.contains("workspace deleted"));
         fs::rename(&workspace, format!("{workspace}-before")).unwrap();
         world.dir("ws");
-        assert!(cache(world, &["list"]).stdout.contains("gone"));
+        assert!(cache(world, &["list"]).stdout.contains("workspace deleted"));
         let cleared = cache(world, &["clear", "--over", "1TiB"]);
         assert!(cleared.stdout.contains("removed"), "{}", cleared.stdout);
         assert_eq!(cache(world, &["list", "--json"]).stdout, "");

@@ -240,11 +240,11 @@ fn check_document(name: &str, content: &str) {
     assert_eq!(committed, content, "{name} is out of date: run with STOCKADE_BLESS=1");
 }
 
-/// With no policy configured the built-in one holds, and that is said once, to a
+/// With no policy configured the built-in policy applies, and that is said once, to a
 /// person.
 #[test]
 fn the_built_in_policy_is_told_once() {
-    const NOTICE: &str = "no policy is configured: the built-in one holds";
+    const NOTICE: &str = "no policy is configured: the built-in policy applies";
     each_user(|world| {
         let run = || build_run_command(world, &[], "true");
         assert!(!world.run(&run()).combined_text().contains(NOTICE), "not into what a program reads");

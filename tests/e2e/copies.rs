@@ -112,8 +112,8 @@ fn a_copy_out_replaces_nothing_that_the_host_obeys_and_follows_no_link_there() {
         replacing("repo/.git/hooks", "host/.git", "protected");
         replacing("repo/.git", "plain", "protected");
         replacing("repo/.ENVRC", "plain/.EnvRC", "protected");
-        replacing("repo/.git/config", "led/config", "link is on the way");
-        replacing("repo/file", "led/new", "link is on the way");
+        replacing("repo/.git/config", "led/config", "symbolic link");
+        replacing("repo/file", "led/new", "symbolic link");
         replacing("repo/b/config.toml", "host/b", "the target of a protected link");
         replacing("repo/b/config.toml", "host/b/rc", "the target of a protected link");
         // A link in the place of a file is replaced itself, and leads nowhere before that.

@@ -217,7 +217,7 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
             let attempt = &outcome["attempts"][0];
             let denials = attempt["denials"].as_array().unwrap();
             let layer = &attempt["enforced"]["layers"]["credentials"];
-            let says = layer["detail"].as_str().unwrap().contains("who opens them is not told");
+            let says = layer["detail"].as_str().unwrap().contains("opens are not reported");
             assert!(!says || layer["state"] == "partial", "{layer}");
             (denials.iter().any(|denial| denial["object"] == key.display().to_string()), says)
         };

@@ -102,7 +102,7 @@ fn nobody_agrees_beforehand() {
         for option in ["--grant", "--request"] {
             let text =
                 world.run(&build_run_command(world, &[option, "effect publishes by npm"], &["true"])).combined_text();
-            assert!(text.contains("is agreed to when it is asked about"), "{text}");
+            assert!(text.contains("is approved when its question is asked"), "{text}");
         }
     });
 }

@@ -111,9 +111,9 @@ fn a_killed_keeper_takes_all_with_it_and_the_next_command_says_so() {
         wait_until("something of it runs", || supervisors(world, &id).is_empty());
         let next = stockade(world, &["exec", "--mode", "never", &id, "-c", "cat file"]);
         assert_eq!((next.ended, next.stdout.as_str()), (ProgramEnd::Code(0), "kept\n"), "{}", next.combined_text());
-        assert!(next.stderr.contains("its walls are new"), "{}", next.stderr);
+        assert!(next.stderr.contains("the sandbox was recreated"), "{}", next.stderr);
         let quiet = stockade(world, &["exec", "--mode", "never", &id, "--", "true"]);
-        assert!(!quiet.stderr.contains("its walls are new"), "{}", quiet.stderr);
+        assert!(!quiet.stderr.contains("the sandbox was recreated"), "{}", quiet.stderr);
         done(world, &["destroy", &id]);
     });
 }
@@ -188,7 +188,7 @@ fn one_is_paused_by_one_command_and_let_go_on_by_another() {
         let length = || fs::metadata(sandbox_dir(world, &id).join("workspace/n")).map_or(0, |n| n.len());
         wait_until("it does not count", || length() > 3);
         let paused = stockade(world, &["pause", &id]);
-        if paused.stderr.contains("no control group can be had here") {
+        if paused.stderr.contains("no control group is available here") {
             eprintln!("not run: this user can have no control group");
         } else {
             assert_eq!(paused.ended, ProgramEnd::Code(0), "{}", paused.combined_text());

@@ -303,7 +303,7 @@ fn a_limit_that_nothing_holds_is_refused() {
         return;
     }
     assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.stderr);
-    assert!(output.stderr.contains("cannot hold the limit cpus 0.5"), "{}", output.stderr);
+    assert!(output.stderr.contains("cannot enforce the limit cpus 0.5"), "{}", output.stderr);
     assert!(output.stderr.contains("hint: leave cpus out"), "{}", output.stderr);
 }
 

@@ -152,7 +152,7 @@ fn a_mistake_of_the_command_line_is_answered_by_its_own_command() {
     ] {
         says(&stockade(&world, line), 125, &[expected_text]);
     }
-    says(&stockade(&world, &["policy", "fmt"]), 0, &["no configuration of yours"]);
+    says(&stockade(&world, &["policy", "fmt"]), 0, &["no configuration file"]);
     world.file("home/.local", "no directory");
     says(&stockade(&world, &["approvals", "list"]), 125, &["cannot"]);
 }
@@ -184,7 +184,7 @@ fn ctrl_c_at_a_question_of_an_attached_run_leaves_it() {
         let mut terminal = attach(world, &[], &id);
         terminal.expect("allow?");
         terminal.press("\u{3}");
-        terminal.expect("goes on");
+        terminal.expect("continues");
         assert_eq!(terminal.finish().0, 0);
         // The question goes with the last who could answer; the run goes on.
         assert_eq!(waited(world, &id), ProgramEnd::Code(0));

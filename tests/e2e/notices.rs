@@ -44,12 +44,12 @@ fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
         configure(world, &section);
         let ended = create(world, &["--label", "task=7"]);
         done(world, &["destroy", &ended]);
-        assert_eq!(find_notice_reason(&read_notices, &ended, "ended").as_deref(), Some("its user asked for it"));
+        assert_eq!(find_notice_reason(&read_notices, &ended, "ended").as_deref(), Some("its user requested it"));
         assert_eq!(read_notices()[0]["labels"]["task"], "7");
         // Nobody is there who would read the configuration again.
         let brief = create(world, &["--ttl", "1s"]);
         wait_until("its end is not told", || find_notice_reason(&read_notices, &brief, "ended").is_some());
-        assert_eq!(find_notice_reason(&read_notices, &brief, "ended").as_deref(), Some("its time to live is over"));
+        assert_eq!(find_notice_reason(&read_notices, &brief, "ended").as_deref(), Some("its time to live has expired"));
         let limited = create(world, &["--limit", "memory=100MiB"]);
         // Written to, and there until somebody looks.
         let hungry = "import time; many = b'x' * (300 << 20); time.sleep(60)";
@@ -90,7 +90,7 @@ fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing(
         let id = create(world, &[]);
         configure(world, "told = \"me\"");
         let ran = stockade(world, &["destroy", &id]);
-        assert!(ran.stderr.contains("nobody is told") && ran.stderr.contains("`told`"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("no notifications are sent") && ran.stderr.contains("`told`"), "{}", ran.stderr);
         configure(world, "");
         assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
     });

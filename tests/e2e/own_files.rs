@@ -179,9 +179,9 @@ fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
         fs::write(&log, text.clone() + &lines[0][..lines[0].len() / 2]).unwrap();
         let torn = verify();
         assert_eq!(torn.ended, ProgramEnd::Code(0), "{}", torn.combined_text());
-        assert!(torn.stdout.contains("never wholly written"), "{}", torn.stdout);
+        assert!(torn.stdout.contains("is incomplete"), "{}", torn.stdout);
         assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));
-        assert!(verify().stdout.contains("torn piece set aside"), "{}", verify().combined_text());
+        assert!(verify().stdout.contains("incomplete line moved"), "{}", verify().combined_text());
     });
 }
 

@@ -63,7 +63,7 @@ impl<'world> Seen<'world> {
     #[track_caller]
     fn stands_still_for(&mut self, grant: &str) {
         self.terminal.expect(grant);
-        self.terminal.expect("everything of it stands still");
+        self.terminal.expect("all its processes are frozen");
         self.terminal.expect("allow?");
         let before = self.log();
         sleep(Duration::from_secs(1));

@@ -126,7 +126,7 @@ fn files_go_in_and_out_and_no_link_leads_them_astray() {
         refused(world, &["copy", source, &at("led/in.txt")], "neither is followed");
         refused(world, &["copy", &at("file"), "x"], "is a link, not a file");
         refused(world, &["copy", &at("led/x"), "x"], "neither is followed");
-        refused(world, &["copy", &at("/etc/passwd"), "x"], "hold files of its own");
+        refused(world, &["copy", &at("/etc/passwd"), "x"], "have files to copy");
         refused(world, &["copy", &at("../x"), "x"], "no `..`");
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
         done(world, &["destroy", &id]);
@@ -219,7 +219,7 @@ fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
         );
         assert!(!tree.join("mine").exists());
         done(world, &["destroy", &id]);
-        refused(world, &["create", "--root", world.outside().to_str().unwrap()], "is no root tree");
+        refused(world, &["create", "--root", world.outside().to_str().unwrap()], "is not a root tree");
         let image = format!("sha256:{}", "0".repeat(64));
         let both = stockade(world, &["create", "--root", "/", "--image", &image]);
         assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
@@ -278,7 +278,7 @@ fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
             symlink(&place, &project).unwrap();
             let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "ls -A; cat id_ed25519 passwd"]);
             assert_eq!(output.ended, ProgramEnd::Code(125), "{} {}", place.display(), output.combined_text());
-            assert!(output.stderr.contains("a link"), "{}", output.combined_text());
+            assert!(output.stderr.contains("a symbolic link"), "{}", output.combined_text());
             fs::remove_file(&project).unwrap();
             fs::rename(&moved_project, &project).unwrap();
         }

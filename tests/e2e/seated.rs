@@ -47,7 +47,7 @@ fn a_shell_is_left_and_met_again_as_on_any_terminal() {
             terminal.expect("Stopped");
             terminal.press(LEAVE);
             let text = ends(terminal, 0);
-            assert!(text.ends_with(&format!("{id} goes on\n")), "{text}");
+            assert!(text.ends_with(&format!("{id} continues\n")), "{text}");
             assert_eq!(run_report(world, &id)["state"], "running");
             assert!(!marked(&format!("sleep\0{marker}")).is_empty());
 

@@ -464,7 +464,7 @@ fn what_cannot_be_is_told_at_once() {
         for (arguments, why) in [
             (&["session", "exec", "nobody", "--", "true"][..], "there is no session"),
             (&["session", "end", "nobody"], "there is no session"),
-            (&["session", "start", "--name", "a/b"], "no session name"),
+            (&["session", "start", "--name", "a/b"], "not a session name"),
             (&["session", "start", "--profile", "none"], "none"),
             (&["session", "start", "--workspace", "/nonexistent"], "workspace"),
         ] {
@@ -475,7 +475,7 @@ fn what_cannot_be_is_told_at_once() {
         let session = Session::start(world, &["--name", "one"]);
         let second = stockade(world, &["session", "start", "--name", "one"]);
         assert_eq!(second.ended, ProgramEnd::Code(125));
-        assert!(second.stderr.contains("there is a session `ses_one`"), "{}", second.stderr);
+        assert!(second.stderr.contains("a session `ses_one` already exists"), "{}", second.stderr);
         assert_eq!(session.exec("echo still").stdout, "still\n");
         assert_eq!(stockade(world, &["session", "list"]).stdout.lines().count(), 1);
     });

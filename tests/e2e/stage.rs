@@ -77,7 +77,7 @@ fn a_place_that_keeps_no_attributes_is_refused_for_stages() {
             world.run(&command.with_prefix(within))
         };
         let refused = run(&["--stage"]);
-        assert!(refused.stderr.contains("where no extended attributes are kept"), "{}", refused.combined_text());
+        assert!(refused.stderr.contains("without extended attributes"), "{}", refused.combined_text());
         assert!(refused.stderr.contains("hint: set XDG_STATE_HOME"), "{}", refused.combined_text());
         assert!(!world.workspace().join("made").exists(), "{}", refused.combined_text());
         let unstaged = run(&[]);

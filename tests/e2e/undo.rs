@@ -488,7 +488,11 @@ fn undo_gives_no_repository_settings_or_hooks() {
             assert_ne!(by_itself.ended, ProgramEnd::Code(0), "{}", by_itself.combined_text());
             let refused = stockade(world, &["undo"]);
             assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
-            assert!(refused.stdout.contains("run or obeyed there now"), "{}", refused.combined_text());
+            assert!(
+                refused.stdout.contains("executed or used as configuration there now"),
+                "{}",
+                refused.combined_text()
+            );
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join("d/config").exists() && !ws.join("d/hooks").exists(), "{level}");
             assert!(ws.join("d/note").exists(), "{level}: the rest is restored");

@@ -48,7 +48,7 @@ const KINDS: &[Kind] = &[
 const OF_RUN: &str = "its steps are those of `run`";
 const UNREAD: &str = "in a sandbox that lasts no request is read, and a profile that asks for it is refused";
 const OWN_KERNEL: &str = "it asks what the host's kernel answers, and this is gVisor's own";
-const PROXY_ALONE: &str = "what is granted is reached over the HTTP proxy alone there, and the row uses none";
+const PROXY_ALONE: &str = "what is granted is reached over the HTTP proxy only there, and the row uses none";
 
 const WITHIN_GVISOR: &[(&str, &str)] = &[
     ("esc-0134", OWN_KERNEL),

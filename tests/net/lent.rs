@@ -202,7 +202,7 @@ fn declined(lab: &Lab, user: TestUser) -> Result<()> {
 
 /// Who asked does not wait any more: nothing is left to answer, and nothing goes.
 fn give_up_waiting(lab: &Lab, user: TestUser) -> Result<()> {
-    let result = at_terminal(lab, user, IMPATIENT, &[("withdrawn: nobody waits", "")])?;
+    let result = at_terminal(lab, user, IMPATIENT, &[("withdrawn: no process waits", "")])?;
     ensure!(bearers(&result.sight, "api.test").is_empty(), "a request went on: {}", result.story());
     ensure!(result.text.contains("GAVE UP") && result.code == 0, "{}", result.story());
     ensure!(is_settled(&result, "recorded"), "{}", result.story());

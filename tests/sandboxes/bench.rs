@@ -225,14 +225,14 @@ impl Bench {
     #[track_caller]
     pub fn require_ends_background(&self) -> Result<(), Declared> {
         let end = || self.make(|plan| plan.background = BackgroundPolicy::End);
-        self.demand(self.capabilities().ends_background, "ending what a command leaves behind", end)
+        self.demand(self.capabilities().ends_background, "ending background processes of a command", end)
     }
 
     /// The same for what lives on.
     #[track_caller]
     pub fn require_keeps_background(&self) -> Result<(), Declared> {
         let keep = || self.make(|plan| plan.background = BackgroundPolicy::Keep);
-        self.demand(self.capabilities().keeps_background, "keeping what a command leaves behind", keep)
+        self.demand(self.capabilities().keeps_background, "keeping background processes of a command", keep)
     }
 }
 

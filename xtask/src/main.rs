@@ -18,10 +18,10 @@ use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str =
     "usage: cargo xtask bless | prepush | dist [--binary PATH] [--output DIR] [--check] | image [--small] FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
-  bless    writes the schemas, the configuration reference, the guide's transcript and the picture anew
+  bless    rewrites the schemas, the configuration reference, the guide's transcript and the picture
   prepush  formatting, lints and the house rules
   dist     a release in target/dist: static binary, Debian package, SBOM, checksums; with
-           --check they are installed in fresh systems and tried, as root
+           --check they are installed and tested in fresh systems, as root
   image    the base image of sandboxes, of the distribution's packages; prints its digest;
            a small one for tests with --small
   kernels  the suites in virtual machines with the distribution's kernels, as root";

@@ -223,7 +223,7 @@ pub(crate) fn parse_line(bytes: &[u8]) -> Result<LogLine<'_>, LineFault> {
     if LineHash::hash_bytes(body) != hash {
         return Err(LineFault::Hash);
     }
-    serde_json::from_slice::<IgnoredAny>(event).map_err(|_| LineFault::Malformed("its event is no JSON"))?;
+    serde_json::from_slice::<IgnoredAny>(event).map_err(|_| LineFault::Malformed("its event is not JSON"))?;
     Ok(LogLine { seq, prev, hash, event })
 }
 

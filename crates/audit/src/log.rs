@@ -55,7 +55,7 @@ pub enum LogOpenError {
     #[error(transparent)]
     Place(#[from] LogFileError),
     /// The chain is broken.
-    #[error("the audit log in `{}` is broken at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
+    #[error("the audit log in `{}` is broken at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and Stockade starts a new log", RawText::from(dir.as_path()))]
     Broken {
         /// Directory of the log.
         dir: PathBuf,
@@ -65,7 +65,7 @@ pub enum LogOpenError {
         fault: LineFault,
     },
     /// The key that signed the head is missing.
-    #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back; or keep the log as evidence: move the directory away, and a new log is begun", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
+    #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back; or keep the log as evidence: move the directory away, and Stockade starts a new log", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
     Key {
         /// Directory of the log.
         dir: PathBuf,
@@ -73,7 +73,7 @@ pub enum LogOpenError {
         key: PathBuf,
     },
     /// The head is missing, unreadable or not signed although there is a log.
-    #[error("the head of the audit log in `{}` is missing or was changed\nhint: keep the log as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
+    #[error("the head of the audit log in `{}` is missing or was changed\nhint: keep the log as evidence: move the directory away, and Stockade starts a new log", RawText::from(dir.as_path()))]
     Head {
         /// Directory of the log.
         dir: PathBuf,
@@ -128,7 +128,7 @@ pub enum AppendError {
         source: serde_json::Error,
     },
     /// Another program changed the log.
-    #[error("the audit log in `{}` was changed by somebody else at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
+    #[error("the audit log in `{}` was changed by another program at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and Stockade starts a new log", RawText::from(dir.as_path()))]
     Broken {
         /// Directory of the log.
         dir: PathBuf,
@@ -156,7 +156,7 @@ pub enum LogCommitError {
     Place(#[from] LogFileError),
     /// The sync failed, now or earlier. The kernel reports a lost write only once, so a log that
     /// failed to sync stays failed until it is opened again.
-    #[error("the audit log in `{}` could not be made durable{}\nhint: check the disk and start again", RawText::from(dir.as_path()), cause_suffix(source))]
+    #[error("the audit log in `{}` could not be synced to the disk{}\nhint: check the disk and start again", RawText::from(dir.as_path()), cause_suffix(source))]
     Sync {
         /// Directory of the log.
         dir: PathBuf,
@@ -553,5 +553,5 @@ pub(crate) fn set_aside(place: &LogDirectory, log: &File, tip: LogTip, size: u64
         log.set_len(tip.end).and_then(|()| log.sync_data()).map_err(system_error("cut", &place.path.join(LOG_NAME)))?;
         return Ok(TornTail { seq, bytes: size - tip.end, file: path });
     }
-    Err(system_error("set a torn end aside in", &place.path)(io::ErrorKind::AlreadyExists.into()))
+    Err(system_error("move an incomplete last line to a file in", &place.path)(io::ErrorKind::AlreadyExists.into()))
 }

@@ -38,7 +38,7 @@ pub enum LogFileError {
     },
     /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
-        "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another directory",
+        "`{}` is not a real {expected}: links are not followed here\nhint: remove it, or name another directory",
         display_path(path)
     )]
     Kind {
@@ -56,7 +56,7 @@ pub enum LogFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
+    #[error("other users can access `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
     Mode {
         /// Path of the file.
         path: PathBuf,

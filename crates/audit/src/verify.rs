@@ -72,13 +72,13 @@ pub enum VerifyError {
         key: PathBuf,
     },
     /// The head contains that an anchor was kept, and there is none.
-    #[error("the store has no anchor of the audit log in `{}`, although one was kept\nhint: keep the directory as evidence; the store's file was removed or put back", RawText::from(dir.as_path()))]
+    #[error("the store has no anchor of the audit log in `{}`, although it had one\nhint: keep the directory as evidence; the store's file was removed or replaced", RawText::from(dir.as_path()))]
     NoAnchor {
         /// Directory.
         dir: PathBuf,
     },
     /// A line was changed.
-    #[error("line {line}: {why}\nhint: keep the directory as evidence; the lines before this one hold")]
+    #[error("line {line}: {why}\nhint: keep the directory as evidence; the lines before this one are intact")]
     Broken {
         /// Number of the line, from 1.
         line: u64,

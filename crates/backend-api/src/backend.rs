@@ -211,7 +211,7 @@ impl fmt::Debug for WeakEventSender {
 impl Drop for EventSenderState {
     fn drop(&mut self) {
         if !*self.ended.get_mut() {
-            let lost = CommandEnd::Lost("its supervisor ended without a word".to_owned());
+            let lost = CommandEnd::Lost("its supervisor ended without a report".to_owned());
             (self.tell)(AttemptEvent::Ended(AttemptEnd::from_command_end(lost)));
         }
     }

@@ -130,8 +130,8 @@ impl RemoteAttempt {
 fn in_time<T>(word: &Receiver<T>) -> Result<T, StartError> {
     word.recv_timeout(READY_TIMEOUT).map_err(|error| {
         let why = match error {
-            RecvTimeoutError::Timeout => format!("nothing was heard of it within {} s", READY_TIMEOUT.as_secs()),
-            RecvTimeoutError::Disconnected => "its front was ended by somebody".to_owned(),
+            RecvTimeoutError::Timeout => format!("it sent no message within {} s", READY_TIMEOUT.as_secs()),
+            RecvTimeoutError::Disconnected => "its supervisor was killed".to_owned(),
         };
         StartError { what: format!("the sandbox is lost: {why}"), hint: None }
     })

@@ -241,7 +241,7 @@ impl fmt::Debug for SandboxEventSender {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
     /// This kind of sandbox does not support the operation, or not on this machine.
-    #[error("{what} cannot be had of a {backend} sandbox: {why}")]
+    #[error("{what} is not supported by a {backend} sandbox: {why}")]
     Unsupported {
         /// The kind.
         backend: &'static str,

@@ -114,7 +114,7 @@ impl TerminalApprover {
         let mut note = String::new();
         match answer {
             _ if waiting.is_withdrawn() => {
-                let _ = writeln!(note, "\n  withdrawn: nobody waits for the answer any more");
+                let _ = writeln!(note, "\n  withdrawn: no process waits for the answer any more");
             }
             ApprovalAnswer::TimedOut => {
                 let _ = writeln!(note, "\n  no answer: refused");
@@ -252,7 +252,7 @@ impl QuestionDialog<'_> {
             let notice = match self.read_fresh_key(&prompt)? {
                 FreshKey::Over(answer) => return Ok(answer),
                 FreshKey::Untold => return self.word_of(offered),
-                FreshKey::Several => "\n  one key alone, please\n".to_owned(),
+                FreshKey::Several => "\n  press one key only, please\n".to_owned(),
                 FreshKey::Key(b'?') => {
                     format!(
                         "?\n{}{}",
@@ -265,7 +265,7 @@ impl QuestionDialog<'_> {
                         Some(answer) => return Ok(answer),
                         None => "\n  nothing chosen\n".to_owned(),
                     },
-                    None => "\n  one of the keys in brackets, please\n".to_owned(),
+                    None => "\n  press one of the keys in brackets\n".to_owned(),
                 },
             };
             self.keys.show_text(&notice, self.deadline)?;
@@ -394,7 +394,7 @@ impl QuestionDialog<'_> {
                     self.redraw_question(),
                     question::help_of_words(self.question, offered, self.style)
                 ),
-                _ => "\n  one of these words, please\n".to_owned(),
+                _ => "\n  type one of these words, please\n".to_owned(),
             };
             self.keys.show_text(&notice, self.deadline)?;
         }
@@ -622,7 +622,7 @@ mod tests {
             for bytes in ["\u{1b}[200~always\u{1b}[201~", "\u{1b}OA", "oo"] {
                 person.sees("[?] > ");
                 person.presses(bytes);
-                person.sees("one key alone");
+                person.sees("press one key only");
             }
             person.sees("[?] > ");
             person.presses("n");
@@ -640,13 +640,13 @@ mod tests {
             {
                 person.sees("[?] > ");
                 person.presses(bytes);
-                person.sees("one key alone");
+                person.sees("press one key only");
                 person.sees("[?] > ");
                 for byte in bytes.chars() {
                     person.presses(&byte.to_string());
                     std::thread::sleep(Duration::from_millis(40));
                 }
-                person.sees("one key alone");
+                person.sees("press one key only");
             }
             person.sees("[?] > ");
             person.presses("n");
@@ -853,7 +853,7 @@ mod tests {
                 person.sees("[?] > ");
                 person.presses(typed);
                 waiting.withdraw();
-                person.sees("withdrawn: nobody waits for the answer any more");
+                person.sees("withdrawn: no process waits for the answer any more");
             });
             assert_eq!(actual, ApprovalAnswer::TimedOut);
             assert!(begun.elapsed() < Duration::from_secs(3));

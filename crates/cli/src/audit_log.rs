@@ -47,7 +47,7 @@ impl AuditLog {
         // Once only: the next program records an anchor that cannot be recorded now.
         *noted = reached;
         if let Err(failure) = self.try_move_anchor() {
-            let what = format!("the end of the audit log is not noted in the store: {failure}");
+            let what = format!("cannot store the anchor of the audit log: {failure}");
             crate::print_error(&CliError::new(what).or_hint(failure.hint));
         }
     }
@@ -69,9 +69,9 @@ impl AuditLog {
             Some(AnchorState::MayBeLost) => known.as_ref(),
             Some(AnchorState::Missing | AnchorState::OtherLog) => {
                 let line = known.map_or(0, |known| known.seq);
-                let why = format!("the log in {} does not hold its line {line} any more", quote_path(&self.directory));
+                let why = format!("the log in {} has lost its line {line}", quote_path(&self.directory));
                 return Err(CliError::new(why).with_hint(
-                    "`stockade audit verify` tells what is missing; keep the log as evidence: move the directory away",
+                    "`stockade audit verify` shows what is missing; keep the log as evidence: move the directory away",
                 ));
             }
         };

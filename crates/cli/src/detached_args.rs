@@ -29,7 +29,7 @@ pub struct LogsArgs {
 /// `stockade attach`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Ctrl-C leaves the run and lets it go on; Ctrl-D ends its input. Where the run has a\nterminal, all keys are its own but those of --detach-keys."
+    after_help = "Ctrl-C detaches from the run, which continues; Ctrl-D ends its input. If the run has a\nterminal, it gets all keys except those of --detach-keys."
 )]
 pub struct AttachArgs {
     /// Only output from now on.

@@ -39,8 +39,10 @@ pub fn find_home_directory(variables: VariableLookup<'_>) -> Result<PathBuf, Cli
     let uid = rustix::process::getuid().as_raw();
     let passwd = read_bounded(Path::new("/etc/passwd"), MAX_PASSWD_BYTES).unwrap_or_default();
     home_in_passwd(&passwd, uid).filter(usable).ok_or_else(|| {
-        CliError::new("your home directory is not known: HOME is no directory and /etc/passwd names none")
-            .with_hint("set HOME to an absolute path that exists")
+        CliError::new(
+            "your home directory is not known: HOME is not a directory and /etc/passwd has no entry for this user",
+        )
+        .with_hint("set HOME to an absolute path that exists")
     })
 }
 
@@ -274,11 +276,11 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, CliError> {
         CliError::new(format!("{what} {} {why}", quote_path(path))).with_hint("name a directory by its ordinary path")
     };
     if is_process_local(path) {
-        return Err(refuse("means something else to each process"));
+        return Err(refuse("is a different directory in each process"));
     }
     let real = path.canonicalize().map_err(|e| refuse(&format!("cannot be used: {e}")))?;
     if is_process_local(&real) {
-        return Err(refuse("means something else to each process"));
+        return Err(refuse("is a different directory in each process"));
     }
     if !real.is_dir() {
         return Err(refuse("is no directory"));

@@ -141,8 +141,8 @@ pub(crate) fn wants_color() -> bool {
 fn stop_safely(panic: &std::panic::PanicHookInfo<'_>) {
     terminal::give_back();
     let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
-    let failure = CliError::new(format!("an internal error{place}; what was running was ended"))
-        .with_hint("please report it, with what you ran");
+    let failure = CliError::new(format!("an internal error{place}; running commands were ended"))
+        .with_hint("please report it, with the command that you ran");
     print_error(&failure);
     std::process::exit(exit::STOCKADE_FAILURE.into());
 }

@@ -62,7 +62,7 @@ pub fn store_settings(settings: &NotifySettings, directory: &Path) -> io::Result
 /// Reads the stored settings; `None` if there are none.
 pub fn load_stored_settings(directory: &Path) -> Option<NotifySettings> {
     let (text, _) = stockade_exchange::read_bounded_file(&directory.join(SETTINGS_FILE), MAX_SETTINGS_BYTES).ok()?;
-    serde_json::from_slice(&text).inspect_err(|error| tracing::warn!(%error, "nobody is told")).ok()
+    serde_json::from_slice(&text).inspect_err(|error| tracing::warn!(%error, "no notifications are sent")).ok()
 }
 
 /// Describes an exceeded limit for a notification.
@@ -89,8 +89,8 @@ pub fn deliver_notification(settings: Option<&NotifySettings>, notice: &SandboxN
     // None of these fields can fail to serialize.
     let Ok(body) = serde_json::to_vec(notice) else { return };
     let complain = |recipient: &str, why: String| {
-        let what = format!("{recipient} was not told that {} is {}: {why}", notice.sandbox, notice.what);
-        crate::print_error(&CliError::new(what).with_hint("`[notify]` of the configuration says whom to tell"));
+        let what = format!("{recipient} was not notified that {} is {}: {why}", notice.sandbox, notice.what);
+        crate::print_error(&CliError::new(what).with_hint("`[notify]` in the configuration names the recipients"));
     };
     if let Some([program, arguments @ ..]) = settings.program.as_deref()
         && let Err(why) = run_program(program, arguments, &body)

@@ -258,7 +258,7 @@ fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &
 pub fn parse_session_id(name: &str) -> Result<SessionId, CliError> {
     let id = if name.starts_with("ses_") { name.to_owned() } else { format!("ses_{name}") };
     SessionId::try_from(id).map_err(|_| {
-        CliError::new(format!("`{}` is no session name", RawText::from(name).to_escaped()))
+        CliError::new(format!("`{}` is not a session name", RawText::from(name).to_escaped()))
             .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")
     })
 }
@@ -269,7 +269,7 @@ fn session_of_environment(variables: VariableLookup<'_>) -> Result<Option<Sessio
         Some(name) if name.is_empty() => Ok(None),
         Some(name) => match name.to_str() {
             Some(name) => parse_session_id(name).map(Some),
-            None => Err(CliError::new("STOCKADE_SESSION is no session name")
+            None => Err(CliError::new("STOCKADE_SESSION is not a session name")
                 .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
         },
     }
@@ -306,7 +306,7 @@ fn parse_connect_grants(grant_text: &str, hosts: &str) -> Result<Vec<Grant>, Cli
     const CONNECT_HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
     let no_grant = |why: &dyn std::fmt::Display| {
         let shown = RawText::from(grant_text).to_escaped();
-        CliError::new(format!("`{shown}` is no grant: {why}")).with_hint(CONNECT_HINT)
+        CliError::new(format!("`{shown}` is not a grant: {why}")).with_hint(CONNECT_HINT)
     };
     let entry: HostEntry = hosts.parse().map_err(|why| no_grant(&why))?;
     for pattern in entry.patterns() {
@@ -331,8 +331,9 @@ fn parse_grant(typed: &OsStr, variables: VariableLookup<'_>, cwd: &Path, workspa
             None => CliError::new(error).with_hint(GRANT_HINT),
         })?;
         if grant.is_answer_only() {
-            let what = format!("`{}` is no grant: an effect is agreed to when it is asked about", raw.to_escaped());
-            return Err(CliError::new(what).with_hint("run it where somebody can be asked"));
+            let what =
+                format!("`{}` is not a grant: an effect is approved when its question is asked", raw.to_escaped());
+            return Err(CliError::new(what).with_hint("run it at a terminal"));
         }
         Ok(grant)
     };
@@ -350,7 +351,7 @@ fn parse_grant(typed: &OsStr, variables: VariableLookup<'_>, cwd: &Path, workspa
     if path.starts_with(workspace) && !real.starts_with(workspace) {
         let leads = format!("the grant `{}` leads through a link out of the workspace", raw.to_escaped());
         let named = shell_quoted(&format!("{word} {}", RawText::from(real).escaped_reversibly()));
-        return Err(CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant {named}")));
+        return Err(CliError::new(leads).with_hint(format!("to grant it, name the target: --grant {named}")));
     }
     let path = RawText::from(real);
     parsed(&format!("{word} {}", path.escaped_reversibly()))
@@ -413,18 +414,21 @@ mod tests {
             assert_eq!(shown(pypi).unwrap(), "connect pypi.org:443, connect files.pythonhosted.org:443", "{pypi}");
         }
         for (typed, why) in [
-            ("connect https://pypi.org", "a host stands without scheme and path: `pypi.org:443`"),
+            ("connect https://pypi.org", "write a host without scheme and path: `pypi.org:443`"),
             ("@npmm", "there is no such group; did you mean `@npm`?"),
             ("connect @pypy", "there is no such group; did you mean `@pypi`?"),
             ("connect pypi.org:https", "a port is a number from 1 to 65535"),
-            ("connect 127.1:80", "it ends in a number and is no address: write four decimal numbers, e.g. `127.0.0.1`"),
-            ("connect **.com", "`**.com` is too wide: anybody can get a name beneath `com`, a public suffix"),
+            (
+                "connect 127.1:80",
+                "it ends in a number but is not an address: write four decimal numbers, e.g. `127.0.0.1`",
+            ),
+            ("connect **.com", "`**.com` is too wide: anyone can register a name under `com`, a public suffix"),
         ] {
             let failure = shown(typed).unwrap_err();
-            assert_eq!(failure.what, format!("`{typed}` is no grant: {why}"));
+            assert_eq!(failure.what, format!("`{typed}` is not a grant: {why}"));
             assert!(failure.hint.is_some());
         }
-        assert!(shown("connect a\u{1b}b").unwrap_err().what.starts_with("`connect a\\u{1b}b` is no grant"));
+        assert!(shown("connect a\u{1b}b").unwrap_err().what.starts_with("`connect a\\u{1b}b` is not a grant"));
     }
 
     #[test]
@@ -447,7 +451,7 @@ mod tests {
             std::fs::create_dir_all(&workspace).unwrap();
             std::os::unix::fs::symlink(real.join(target), workspace.join("out")).unwrap();
             let failure = parse_grant(OsStr::new("write out"), &nothing, &workspace, &workspace).unwrap_err();
-            let expected = format!("if that is meant, name the place: --grant 'write {}/{shown}'", real.display());
+            let expected = format!("to grant it, name the target: --grant 'write {}/{shown}'", real.display());
             assert_eq!(failure.hint.as_deref(), Some(expected.as_str()));
             std::fs::remove_file(workspace.join("out")).unwrap();
         }

@@ -38,7 +38,7 @@ pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<G
     let target = name.strip_prefix("@ssh:").ok_or("name the host");
     let target = target.and_then(ssh_target).map_err(|why| {
         let shown = RawText::from(name).to_escaped();
-        CliError::new(format!("`{shown}` is no grant: {why}")).with_hint("for example --grant @ssh:github.com")
+        CliError::new(format!("`{shown}` is not a grant: {why}")).with_hint("for example --grant @ssh:github.com")
     })?;
     let keys = list_identities(variables)?;
     let key = only_key(&keys, &|key| for_host(key, &target))?;
@@ -82,7 +82,7 @@ fn only_key(
         [one] => return Ok(one.fingerprint.clone()),
         [first, ..] => first,
     };
-    let mut what = format!("the ssh agent has {} keys, and which one is meant is not said:", keys.len());
+    let mut what = format!("the ssh agent has {} keys, and the grant does not say which one:", keys.len());
     for key in keys.iter().take(MAX_LISTED_KEYS) {
         what.push_str(&format!("\n  {}  {}", key.fingerprint, RawText::from(key.comment.as_str()).to_escaped()));
     }
@@ -121,11 +121,11 @@ mod tests {
     fn names_that_say_too_little_are_refused_with_an_example() {
         for (name, why) in [
             ("@ssh", "name the host"),
-            ("@ssh:", "a name has 1 to 253 letters"),
+            ("@ssh:", "a name has 1 to 253 characters"),
             ("@ssh:*", "a key authenticates to one host: name it"),
         ] {
             let failure = resolve_grants(name, &|_| None).unwrap_err();
-            assert_eq!(failure.what, format!("`{name}` is no grant: {why}"));
+            assert_eq!(failure.what, format!("`{name}` is not a grant: {why}"));
             assert!(failure.hint.is_some());
         }
         let failure = resolve_grants("@git-signing", &|_| None).unwrap_err();

@@ -20,7 +20,7 @@ pub fn start_tracing(timings: Option<&StepTimings>) -> Result<(), CliError> {
         return Ok(());
     }
     let unreadable = || {
-        CliError::new("STOCKADE_LOG holds no filter")
+        CliError::new("STOCKADE_LOG is not a valid filter")
             .with_hint("for example STOCKADE_LOG=debug or STOCKADE_LOG=stockade_engine=trace")
     };
     let filter = log.map(|filter| filter.into_string().map_err(|_| unreadable())).transpose()?;

@@ -101,11 +101,11 @@ fn what_cannot_be_understood_is_125_because_nothing_ran() {
     world.stockade(&["run", "ls"]).failed("unexpected argument");
     world.stockade(&["run", "--", ""]).is(125);
     world.stockade(&["run"]).failed("there is no command");
-    world.stockade(&["run", "--grant", "fly /", "--", "true"]).failed("is no grant");
+    world.stockade(&["run", "--grant", "fly /", "--", "true"]).failed("is not a grant");
     world.stockade(&["run", "--grant", "connect **.com", "--", "true"]).failed("a public suffix");
     world.stockade(&["run", "--grant", "connect @pypy", "--", "true"]).failed("did you mean `@pypi`?");
-    world.stockade(&["run", "--session", "../x", "--", "true"]).failed("is no session name");
-    world.stockade(&["run", "--workspace", "/proc/self/cwd", "--", "true"]).failed("means something else");
+    world.stockade(&["run", "--session", "../x", "--", "true"]).failed("is not a session name");
+    world.stockade(&["run", "--workspace", "/proc/self/cwd", "--", "true"]).failed("is a different directory");
     world.stockade(&["run", "--workspace", "/nonexistent", "--", "true"]).failed("cannot be used");
     world.stockade(&["run", "--workspace", "/etc/passwd", "--", "true"]).failed("is no directory");
     world.stockade(&["run", "--json=/nonexistent/x", "--", "true"]).failed("cannot write the outcome");
@@ -264,7 +264,7 @@ fn outcomes() {
     let failed = world.stockade(&["run", "--json", "--workspace", "/proc/self/fd", "--", "true"]);
     let outcome: Value = serde_json::from_str(&failed.is(125).stdout).unwrap();
     assert_eq!(outcome["status"], "error");
-    assert!(outcome["error"].as_str().unwrap().contains("means something else"));
+    assert!(outcome["error"].as_str().unwrap().contains("is a different directory"));
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn everything_is_on_the_record() {
     let world = World::new();
     world.stockade(&["run", "--", "echo", "\u{1b}[2J"]).is(0);
     let verified = world.stockade(&["audit", "verify"]);
-    assert!(verified.is(0).stdout.starts_with("the record holds: "), "{}", verified.stdout);
+    assert!(verified.is(0).stdout.starts_with("the audit log has "), "{}", verified.stdout);
     let shown = world.stockade(&["audit", "show"]);
     for kind in ["requested", "assessed", "decided", "starting", "started", "exited", "finished"] {
         assert!(shown.is(0).stdout.contains(&format!("  {kind}")), "{kind} not in {}", shown.stdout);
@@ -393,7 +393,7 @@ fn a_log_whose_end_was_cut_off_is_found() {
     }
     // A torn write is not taken for a cut.
     fs::write(&file, text.clone() + "{\"seq\":").unwrap();
-    assert!(world.stockade(&["audit", "verify"]).is(0).stdout.contains("7 bytes was never wholly written"));
+    assert!(world.stockade(&["audit", "verify"]).is(0).stdout.contains("7 bytes is incomplete"));
     // An older log and its own signed head fit each other; the store remembers a later line.
     for (name, bytes) in saved {
         fs::write(state.join(name), bytes).unwrap();
@@ -401,7 +401,7 @@ fn a_log_whose_end_was_cut_off_is_found() {
     let found = world.stockade(&["audit", "verify"]);
     assert!(found.is(1).stderr.contains("the store says that the log reaches line"), "{}", found.stderr);
     let run = world.stockade(&["run", "--", "true"]);
-    assert!(run.is(0).stderr.contains("does not hold its line"), "{}", run.stderr);
+    assert!(run.is(0).stderr.contains("has lost its line"), "{}", run.stderr);
     world.stockade(&["audit", "verify"]).is(1);
 }
 

@@ -132,7 +132,7 @@ const RULES: &str = "# mine\napproval_mode = \"untrusted\"\n\n[[rules]] # releas
 fn check_says_what_is_in_force_and_what_is_wrong() {
     let bare = World::new("").policy(&["check"]);
     assert_eq!(bare.code, 0);
-    assert!(bare.err.starts_with("no policy is configured: the built-in one holds"), "{}", bare.err);
+    assert!(bare.err.starts_with("no policy is configured: the built-in policy applies"), "{}", bare.err);
     let world = World::new(RULES);
     let sound = world.policy(&["check"]);
     assert_eq!((sound.code, sound.err.as_str()), (0, ""));
@@ -183,12 +183,12 @@ fn examples_have_an_exit_code_and_coverage() {
     let world = World::new(RULES);
     world.write("ws/good.toml", "[[case]]\nrun = \"git push -f\"\nexpect = \"deny\"\nrule = \"no-push\"\n");
     let good = world.policy(&["test", "--coverage", "100", "good.toml"]);
-    assert_eq!((good.code, good.out.as_str()), (0, "1 example held, 0 failed; 1 of 1 rule reached (100 %)\n"));
+    assert_eq!((good.code, good.out.as_str()), (0, "1 example passed, 0 failed; 1 of 1 rule reached (100 %)\n"));
     world.write("ws/bad.toml", "[[case]]\nrun = \"ls\"\nexpect = \"deny\"\n");
     let bad = world.policy(&["test", "bad.toml"]);
     assert_eq!(bad.code, 1);
     assert!(
-        bad.out.starts_with("bad.toml:1:1: `ls`: the decision is another\n  expected deny, decided allow by "),
+        bad.out.starts_with("bad.toml:1:1: `ls`: the decision does not match\n  expected deny, decided allow by "),
         "{}",
         bad.out
     );
@@ -212,7 +212,7 @@ fn an_amendment_is_shown_first_and_keeps_the_file() {
     assert!(text.contains("provenance = { by = "), "{text}");
     assert!(world.policy(&["explain", "--", "npm", "test"]).out.contains("decision  allow"));
     // Twice is once.
-    assert!(world.policy(&["amend", "--write", "--", "npm", "test"]).err.contains("holds it already"));
+    assert!(world.policy(&["amend", "--write", "--", "npm", "test"]).err.contains("contains it already"));
     assert_eq!(world.read("config/stockade/config.toml"), text);
     for refused in ["python3", "bash", "curl", "sudo", "./x"] {
         let ended = world.policy(&["amend", "--write", "--", refused, "x"]);
@@ -232,7 +232,7 @@ fn an_amendment_is_shown_first_and_keeps_the_file() {
     assert!(host.out.starts_with("[[rules]]\nhosts = [\"evil.example:443\"]\neffect = \"deny\"\n"), "{}", host.out);
     assert!(world.policy(&["explain", "--host", "evil.example:443"]).out.contains("decision  deny"));
     let second_result = world.policy(&["amend", "--write", "--effect", "deny", "--host", "evil.example:443"]);
-    assert!(second_result.err.contains("holds it already"), "{}", second_result.err);
+    assert!(second_result.err.contains("contains it already"), "{}", second_result.err);
     for wrong in [&["--host", "evil.example"][..], &["--host", "*.example:443"], &["--host", "a:1", "--", "npm"]] {
         let ended = world.policy(&[&["amend", "--write"], wrong].concat());
         assert_eq!(ended.code, 125, "{wrong:?}: {}", ended.err);
@@ -423,14 +423,10 @@ fn a_suggestion_is_exact_and_shows_what_a_directory_would_allow() {
     assert!(exact.out.contains("glob = [\"pip install x\"]\neffect = \"allow\"\ngrants = [\"connect pypi.org:443\"]"));
     assert!(!exact.out.contains(".ssh"), "{}", exact.out);
     assert!(exact.err.contains("left out: read /home/.ssh: it is among credentials"), "{}", exact.err);
-    assert!(exact.err.contains("refused, and stays so: write /etc/x"), "{}", exact.err);
+    assert!(exact.err.contains("refused, and remains refused: write /etc/x"), "{}", exact.err);
     let wide = world.policy(&["suggest", "--session", "work", "--generalise"]);
     assert!(wide.out.contains("    \"/out\","), "{}", wide.out);
-    assert!(
-        wide.err.contains("/out stands for 3 paths; newly allowed:\n  whatever is created there\n"),
-        "{}",
-        wide.err
-    );
+    assert!(wide.err.contains("/out replaces 3 paths; newly allowed:\n  whatever is created there\n"), "{}", wide.err);
     assert!(
         wide.err.contains("  /out/other\n") && wide.err.contains("  /out/deep/x\n") && !wide.err.contains("/out/a\n")
     );

@@ -28,7 +28,7 @@ pub(crate) enum CallError {
     #[error("no container engine answers at {}: {why}", socket.display())]
     Unreachable { socket: PathBuf, why: String },
     /// The object does not exist.
-    #[error("the container engine has none: {0}")]
+    #[error("the container engine cannot find the object: {0}")]
     NotFound(String),
     /// The engine refused the call.
     #[error("the container engine says: {0}")]
@@ -80,7 +80,7 @@ impl ContainerClient {
     /// Connects, and negotiates a version of the engine's API.
     pub(crate) fn connect_socket(socket: &Path) -> Result<Self, CallError> {
         let unreachable = |why: String| CallError::Unreachable { socket: socket.to_owned(), why };
-        let path = socket.to_str().ok_or_else(|| unreachable("its path is no text".to_owned()))?;
+        let path = socket.to_str().ok_or_else(|| unreachable("its path is not valid UTF-8".to_owned()))?;
         let runtime = Arc::new(ClientRuntime::start_thread().map_err(|error| unreachable(error.to_string()))?);
         let _inside = runtime.handle.enter();
         let docker = Docker::connect_with_unix(path, CREATE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)

@@ -105,13 +105,13 @@ impl ContainerCommandBackend {
     fn demand_possible(&self, plan: &AttemptPlan) -> Result<(), StartError> {
         if let Some(grant) = plan.grants.iter().find(|grant| !self.supports_grant(grant, plan.level)) {
             return Err(StartError {
-                what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
-                hint: Some("leave it out, or make a sandbox with it".to_owned()),
+                what: format!("`{grant}` cannot be given in this sandbox, because it was created without it"),
+                hint: Some("remove the grant, or create a sandbox with it".to_owned()),
             });
         }
         if plan.profile.filesystem.stage {
-            let what = "in a sandbox that lasts nothing is staged: its workspace is its own".to_owned();
-            return Err(StartError { what, hint: Some("leave --stage out".to_owned()) });
+            let what = "a persistent sandbox does not support stages, because it has its own workspace".to_owned();
+            return Err(StartError { what, hint: Some("run without --stage".to_owned()) });
         }
         if self.has_isolation { Ok(()) } else { self.demand_no_less(plan) }
     }
@@ -124,7 +124,7 @@ impl ContainerCommandBackend {
         match plan.profile.filesystem.hide.iter().find(|path| !hidden.contains(path)) {
             Some(path) => Err(StartError {
                 what: format!("{} cannot be hidden from one command of this sandbox", path.to_escaped()),
-                hint: Some("take a runtime whose kernel has Landlock".to_owned()),
+                hint: Some("use a container runtime whose kernel has Landlock".to_owned()),
             }),
             None => Ok(()),
         }
@@ -200,7 +200,7 @@ impl ContainerCommandBackend {
             read_launcher_output(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
         let probe_output = probe_output.map_err(|error| self.failed_start_error(&error))?;
         serde_json::from_slice(&probe_output.output).map_err(|error| {
-            let what = format!("the launcher in the container cannot be understood: {error}");
+            let what = format!("cannot decode the message of the launcher in the container: {error}");
             with_complaint(StartError { what, hint: None }, &probe_output.complaint)
         })
     }
@@ -236,8 +236,8 @@ impl ContainerCommandBackend {
         match self.query_condition() {
             ContainerCondition::Gone => self.ended_error(),
             ContainerCondition::Paused => StartError {
-                what: format!("the sandbox {} is paused: a command would not go on in it", self.sandbox),
-                hint: Some("let it go on first".to_owned()),
+                what: format!("the sandbox {} is paused: no command can run in it", self.sandbox),
+                hint: Some("resume the sandbox first".to_owned()),
             },
             ContainerCondition::Goes => error.to_start_error("start a command in the container"),
         }
@@ -267,24 +267,24 @@ fn demand_no_network(found: &ContainerFeatures) -> Result<(), StartError> {
         None => return Ok(()),
     };
     Err(StartError {
-        what: format!("the container has {has}, although it was asked for none"),
-        hint: Some("look at what the container engine says of it with `inspect`; no command ran".to_owned()),
+        what: format!("the container has {has}, although none was requested"),
+        hint: Some("check the container with `inspect` of the container engine; no command was started".to_owned()),
     })
 }
 
 fn demand_level(plan: &SandboxPlan, found: &ContainerFeatures) -> Result<(), StartError> {
     if found.native_walls {
-        let what = "the container's runtime did not load its filter of system calls".to_owned();
+        let what = "the container runtime did not load its seccomp filter".to_owned();
         return if found.filtered { Ok(()) } else { Err(StartError { what, hint: None }) };
     }
     if plan.level == IsolationLevel::Restricted {
         return demand_unprotected(plan);
     }
     Err(StartError {
-        what: "the kernel of this container's runtime has no Landlock: what a command is refused could be \
-               neither told nor held, and protected names could be written"
+        what: "the kernel of this container runtime has no Landlock: refused calls could be \
+               neither reported nor held, and commands could write protected names"
             .to_owned(),
-        hint: Some("take another runtime, or name the lower level: --level restricted".to_owned()),
+        hint: Some("use another container runtime, or the lower level: --level restricted".to_owned()),
     })
 }
 
@@ -294,10 +294,10 @@ fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
     let Some(name) = plan.profile.filesystem.protect.first() else { return Ok(()) };
     Err(StartError {
         what: format!(
-            "the kernel of this container's runtime has no Landlock, and without it `{name}` of a workspace that the \
+            "the kernel of this container runtime has no Landlock, so that `{name}` of a workspace that the \
              host uses could be written"
         ),
-        hint: Some("begin with a copy of the directory, or take another runtime".to_owned()),
+        hint: Some("use a copy of the directory, or another container runtime".to_owned()),
     })
 }
 
@@ -306,13 +306,13 @@ fn network_layer(inside: IsolationLevel) -> LayerReport {
     let (state, detail) = match inside {
         IsolationLevel::None => (
             LayerState::Partial,
-            "a loopback of the container's own; what is granted is reached through the door, over its HTTP proxy alone: \
-             other connections and names lead nowhere, and are not told",
+            "only the container's loopback; granted hosts are reachable over the egress proxy's HTTP proxy only: \
+             other connections and DNS queries fail, and are not reported",
         ),
         IsolationLevel::Full | IsolationLevel::Restricted => (
             LayerState::Enforced,
-            "a loopback of the container's own; what is granted is reached through the door, over TCP; no datagrams, \
-             names over TCP alone; connections end with the command that the launcher ran",
+            "only the container's loopback; granted hosts are reachable through the egress proxy over TCP; no UDP; \
+             DNS only over TCP; connections end with the command that the launcher started",
         ),
     };
     LayerReport { state, detail: detail.to_owned() }
@@ -323,22 +323,23 @@ fn network_layer(inside: IsolationLevel) -> LayerReport {
 /// apply a filter of them.
 fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
     let partial = |detail: &str| LayerReport { state: LayerState::Partial, detail: detail.to_owned() };
-    let filter = "given to the runtime, whose own kernel does not use it".to_owned();
+    let filter = "passed to the container runtime, but its kernel does not apply it".to_owned();
     [
-        ("container-limits", partial("asked of the engine; whether its runtime holds them cannot be seen from here")),
+        (
+            "container-limits",
+            partial("requested from the engine; Stockade cannot check whether its runtime enforces them"),
+        ),
         ("container-filter", LayerReport { state: LayerState::Absent, detail: filter }),
         (
             "container-files",
             partial(
-                "a read-only system; the workspace, the home and private temp can be written; hidden paths are covered \
-                 as they were when it was made; pipes and sockets are the runtime's own, and nowhere outside, as is its /dev/fuse",
+                "read-only root filesystem; workspace, home and private temp are writable; hidden paths are covered \
+                 as they were at creation; pipes, sockets and /dev/fuse are the runtime's own, and invisible outside",
             ),
         ),
         (
             "launchers",
-            partial(
-                "not closed to the commands of their sandbox: what one does to its launcher stays within the walls",
-            ),
+            partial("not protected from the commands of the sandbox: effects on a launcher stay inside the container"),
         ),
     ]
 }
@@ -412,7 +413,7 @@ impl Backend for ContainerCommandBackend {
 }
 
 fn unready_error(why: &dyn std::fmt::Display) -> StartError {
-    StartError { what: format!("cannot carry the streams of the command: {why}"), hint: None }
+    StartError { what: format!("cannot forward the streams of the command: {why}"), hint: None }
 }
 
 /// Adds the launcher's own message, which is more specific than its disappearance.

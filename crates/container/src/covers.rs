@@ -31,7 +31,7 @@ const COVER_MODE: u32 = 0;
 /// [`StartError`] if they cannot be made, or a path cannot be passed to a container engine.
 pub(crate) fn cover_paths(directory: &Path, reached: &[ReachableObject]) -> Result<Vec<BindMountPair>, StartError> {
     let made = create_covers(directory).map_err(|why| StartError {
-        what: format!("cannot make what hidden paths are covered with in {}: {why}", directory.display()),
+        what: format!("cannot create the covers for hidden paths in {}: {why}", directory.display()),
         hint: None,
     })?;
     let cover = |one: &ReachableObject| {

@@ -70,9 +70,10 @@ impl TunnelResponse {
         match self {
             Self::Refused { rule } => DialError::Refused { rule },
             Self::Failed { errno, why } => DialError::Failed { errno: Errno::from_raw_os_error(errno), why },
-            Self::Connected | Self::NoSuchName | Self::Addresses(_) => {
-                DialError::Failed { errno: Errno::PROTO, why: "the way out cannot be understood".to_owned() }
-            }
+            Self::Connected | Self::NoSuchName | Self::Addresses(_) => DialError::Failed {
+                errno: Errno::PROTO,
+                why: "the egress proxy sent an unexpected response".to_owned(),
+            },
         }
     }
 }

@@ -96,7 +96,7 @@ pub(crate) fn security_option(
     profile.hash(&mut hasher);
     let name = format!("filter-{:016x}.json", hasher.finish());
     write_shared_file(directory, &name, &profile, id).map_err(|why| StartError {
-        what: format!("cannot write the container's filter of system calls to {}: {why}", directory.display()),
+        what: format!("cannot write the seccomp filter of the container to {}: {why}", directory.display()),
         hint: None,
     })?;
     Ok(format!("{OPTION_PREFIX}{}", text_of(&directory.join(name))?))

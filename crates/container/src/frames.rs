@@ -89,17 +89,17 @@ pub(crate) struct FrameError(&'static str);
 
 impl FrameError {
     /// A stream that the command does not have.
-    pub(crate) const UNKNOWN_STREAM: Self = Self("a stream that there is not");
+    pub(crate) const UNKNOWN_STREAM: Self = Self("data for an unknown stream");
     /// A number that is already in use.
     pub(crate) const NUMBER_IN_USE: Self = Self("a number that is in use");
     /// A frame that only the other side sends.
-    pub(crate) const WRONG_DIRECTION: Self = Self("what is for itself");
+    pub(crate) const WRONG_DIRECTION: Self = Self("a frame of the wrong direction");
     /// A malformed request.
-    pub(crate) const MALFORMED_REQUEST: Self = Self("a question that is none");
+    pub(crate) const MALFORMED_REQUEST: Self = Self("a malformed request");
     /// Data of a stream after its end.
-    pub(crate) const DATA_AFTER_END: Self = Self("more of a stream that had ended");
+    pub(crate) const DATA_AFTER_END: Self = Self("data after the end of a stream");
     /// More bytes than the window permits.
-    pub(crate) const WINDOW_EXCEEDED: Self = Self("more than was taken");
+    pub(crate) const WINDOW_EXCEEDED: Self = Self("more data than the window permits");
 }
 
 impl fmt::Display for FrameError {
@@ -157,7 +157,7 @@ impl ChannelFrame {
     }
 
     fn decode_body(kind: u8, body: &[u8]) -> Result<Self, FrameError> {
-        const WRONG_LENGTH: FrameError = FrameError("a frame that is too short or too long");
+        const WRONG_LENGTH: FrameError = FrameError("a frame of the wrong length");
         match (kind, body) {
             (MESSAGE_TAG, message) => Ok(Self::Message(message.to_vec())),
             (DATA_TAG, [stream, bytes @ ..]) => Ok(Self::Data(StdioStream::of_code(*stream)?, bytes.to_vec())),
@@ -209,7 +209,7 @@ fn max_body_bytes(kind: u8, message_bytes: usize) -> Result<usize, FrameError> {
         TUNNEL_DATA_TAG => Ok(NUMBER_BYTES + MAX_DATA_BYTES),
         TUNNEL_ACK_TAG | TUNNEL_RESET_TAG => Ok(2 * NUMBER_BYTES),
         DATA_ACK_TAG | CLOSED_TAG | RESIZED_TAG | LAST_FRAME_TAG => Ok(1 + NUMBER_BYTES),
-        _ => Err(FrameError("something that is no frame")),
+        _ => Err(FrameError("a frame of an unknown type")),
     }
 }
 

@@ -73,7 +73,7 @@ impl HostEgress {
         let edge = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
         let edge = edge.map_err(|error| StartError { what: error.to_string(), hint: None })?;
         if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
-            let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
+            let what = "a persistent sandbox does not support request inspection or secrets".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         Ok(Self {
@@ -212,7 +212,7 @@ impl HostEgress {
     fn look_up(self: &Arc<Self>, id: u32, name: HostName) {
         if !self.reach.allows_name(&name) {
             // No lookup is made outside, because it would carry data out.
-            return self.answer_pending(id, TunnelResponse::Addresses(Err("no rule speaks of this name".to_owned())));
+            return self.answer_pending(id, TunnelResponse::Addresses(Err("no rule matches this name".to_owned())));
         }
         let own = Arc::clone(self);
         self.runtime.spawn(async move {

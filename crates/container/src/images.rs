@@ -116,8 +116,8 @@ fn volume_path(image: &ImageDigest, volume: &str) -> Result<String, StartError> 
 
 fn no_volume(image: &ImageDigest, volume: &str) -> StartError {
     StartError {
-        what: format!("the image {image} asks for a volume at {}, where none can be", volume.escape_default()),
-        hint: Some("make an image without that VOLUME".to_owned()),
+        what: format!("the image {image} asks for a volume at {}, where no volume is allowed", volume.escape_default()),
+        hint: Some("build an image without that VOLUME".to_owned()),
     }
 }
 
@@ -129,7 +129,7 @@ fn pull_image(
     if image.name().is_none() {
         return Err(StartError {
             what: format!("the container engine has no image {image}"),
-            hint: Some("load it, or name where it comes from: NAME@sha256:...".to_owned()),
+            hint: Some("load it, or name it with its source: NAME@sha256:...".to_owned()),
         });
     }
     let options = CreateImageOptionsBuilder::new().from_image(image.as_str()).build();

@@ -57,7 +57,7 @@ pub fn run_subcommand(part: &str) -> io::Result<()> {
         "hold" => reap_orphans(),
         "serve" => serve_command(),
         "probe" => report_features(),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("a launcher has no part `{part}`"))),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("the launcher has no subcommand `{part}`"))),
     }
 }
 

@@ -34,7 +34,7 @@ impl CommandLauncher {
         let Self { client, container, exec, has_isolation } = self.clone();
         match client.call(CREATE_TIMEOUT, move |docker| kill_and_explain(docker, container, exec, has_isolation)) {
             Ok(why) => why.to_owned(),
-            Err(error) => format!("its launcher is heard no more, and {error}"),
+            Err(error) => format!("its launcher does not answer any more, and {error}"),
         }
     }
 }
@@ -51,12 +51,12 @@ async fn kill_and_explain(
         Err(error) => return Err(error),
     }
     if has_isolation || ends_by_itself(&docker, &exec).await {
-        return Ok("its launcher in the container ended without a word");
+        return Ok("its launcher in the container ended without a report");
     }
     match docker.kill_container(&container, None).await {
         // The container has ended meanwhile.
         Ok(()) | Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => {
-            Ok("its launcher was killed or stopped from within, and so the container was ended with all that went on")
+            Ok("a process in the container killed or stopped its launcher, so Stockade killed the container")
         }
         Err(error) => Err(error),
     }

@@ -48,15 +48,15 @@ impl LimitEnforcer {
     fn describe_limit(self, limit: LimitKind) -> (String, bool) {
         let (text, is_whole) = match self {
             Self::Engine if limit == LimitKind::Processes => {
-                return (format!("container, and {SERVICE_PROCESSES} threads more for what serves commands"), true);
+                return (format!("container, plus {SERVICE_PROCESSES} threads for the launcher"), true);
             }
             Self::Engine => ("container", true),
             Self::Process => ("each process", true),
             Self::Filesystem => ("size of its filesystem", true),
             Self::Clock => ("clock", true),
             Self::Capture => ("kept output", true),
-            Self::Command => ("watched, for each command by itself", false),
-            Self::Unseen => ("asked of the engine; whether its runtime holds it cannot be seen from here", false),
+            Self::Command => ("watched for each command separately", false),
+            Self::Unseen => ("requested from the engine; Stockade cannot check whether its runtime enforces it", false),
             Self::Nothing => ("not held", false),
         };
         (text.to_owned(), is_whole)
@@ -71,8 +71,8 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
     let unsupported_limit = limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io);
     refuse_limit(
         unsupported_limit,
-        "a container cannot hold the limit LIMIT",
-        "leave NAME out, or make a native sandbox",
+        "a container cannot enforce the limit LIMIT",
+        "remove NAME, or create a native sandbox",
     )
 }
 
@@ -84,8 +84,8 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
 pub(crate) fn require_limits_without_isolation(limits: &Limits) -> Result<(), StartError> {
     let unsupported_limit =
         limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes));
-    let what = "the limit LIMIT cannot be held where the kernel has no Landlock";
-    refuse_limit(unsupported_limit, what, "leave NAME out, or take another runtime")
+    let what = "the limit LIMIT cannot be enforced, because the kernel has no Landlock";
+    refuse_limit(unsupported_limit, what, "remove NAME, or use another container runtime")
 }
 
 /// Refuses limits of one command that are lower than its sandbox's, if nothing in the container
@@ -98,8 +98,8 @@ pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Resul
         |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
     let mut lower =
         of_command.iter_limits().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
-    let what = "the limit LIMIT cannot be held for one command of this sandbox";
-    refuse_limit(lower.find(|(limit, _)| !is_held(*limit)), what, "make a sandbox with it, or leave NAME out")
+    let what = "the limit LIMIT cannot be enforced for one command of this sandbox";
+    refuse_limit(lower.find(|(limit, _)| !is_held(*limit)), what, "create a sandbox with it, or remove NAME")
 }
 
 /// Refuses a limit, if there is one. In the texts, LIMIT stands for it and its amount, and NAME for it alone.

@@ -157,9 +157,9 @@ pub(crate) fn record_host_file(path: &Path, inside: &'static str, found: &Metada
 }
 
 fn unexpected_mount_error(what: &str) -> StartError {
-    let hint = "look at the engine's configuration: mounts, devices and hooks of its own are in every container; no \
+    let hint = "check the engine's configuration: it can add mounts, devices and hooks to every container; no \
                 command ran";
-    StartError { what: format!("the container has {what}, which was not asked for"), hint: Some(hint.to_owned()) }
+    StartError { what: format!("the container has {what}, which was not requested"), hint: Some(hint.to_owned()) }
 }
 
 #[cfg(test)]

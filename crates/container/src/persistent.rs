@@ -72,7 +72,7 @@ async fn watch_container(
             return;
         }
         if !runs {
-            events.send_event(SandboxEvent::Lost("its container was ended from outside".to_owned()));
+            events.send_event(SandboxEvent::Lost("another process ended its container".to_owned()));
             return;
         }
         tokio::time::sleep(RECHECK_DELAY).await;
@@ -162,12 +162,12 @@ impl Sandbox for ContainerSandbox {
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
-        let why = "its directories are the host's own: copy them while it is paused";
+        let why = "its directories are on the host: copy them while it is paused";
         Err(SandboxError::Unsupported { backend: self.backend.kind.name(), what: "a snapshot", why: why.to_owned() })
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
-        let stats = self.call_engine("count what is used in", |docker, container| async move {
+        let stats = self.call_engine("read the resource usage of", |docker, container| async move {
             let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
             docker.stats(&container, Some(options)).next().await.transpose()
         })?;
@@ -184,7 +184,7 @@ impl Sandbox for ContainerSandbox {
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
-            StartError { what: format!("cannot open what {inside} is on the host: {errno}"), hint: None }.into()
+            StartError { what: format!("cannot open the host directory of {inside}: {errno}"), hint: None }.into()
         })
     }
 

@@ -126,8 +126,8 @@ impl ContainerSandboxes {
             return Err(self.unsupported_error("a profile without a sandbox", "it would be the host itself"));
         }
         if plan.background == BackgroundPolicy::Keep {
-            let why = "what a command leaves behind would have nobody who answers for its powers";
-            return Err(self.unsupported_error("keeping what a command leaves behind", why));
+            let why = "no supervisor would enforce the grants of its background processes";
+            return Err(self.unsupported_error("keeping background processes of a command", why));
         }
         match &plan.system {
             Some(GuestSystem::Image(image)) => Ok(image),
@@ -136,7 +136,7 @@ impl ContainerSandboxes {
                 Err(self.unsupported_error("a root tree", why))
             }
             None => {
-                let why = "a container has a system of its own; name an image by its digest";
+                let why = "a container needs its own root filesystem; name an image by its digest";
                 Err(self.unsupported_error("the host's system", why))
             }
         }
@@ -152,11 +152,11 @@ impl ContainerSandboxes {
         let why = match self.kind {
             ContainerEngineKind::Docker => {
                 let known = connected.info.runtimes.join(", ");
-                format!("{requested_name} is none of those it has ({known}); others are named in its daemon.json")
+                format!("{requested_name} is not one of its runtimes ({known}); configure others in its daemon.json")
             }
             ContainerEngineKind::Podman => {
                 let own = own.unwrap_or("another");
-                format!("it has {own}, and is given another with `podman --runtime NAME system service`")
+                format!("it uses {own}; select another one with `podman --runtime NAME system service`")
             }
         };
         Err(self.unsupported_error("this runtime", why))
@@ -184,8 +184,8 @@ impl ContainerSandboxes {
         match reached.first() {
             None => Ok((made, backend)),
             Some(ReachableObject { path, .. }) => Err(StartError {
-                what: format!("{} is to be hidden, and can be reached in the container", path.to_escaped()),
-                hint: Some("take a runtime whose kernel has Landlock".to_owned()),
+                what: format!("{} must be hidden, but it is reachable in the container", path.to_escaped()),
+                hint: Some("use a container runtime whose kernel has Landlock".to_owned()),
             }),
         }
     }
@@ -359,7 +359,7 @@ impl SandboxProvider for ContainerSandboxes {
         let made = self.make_whole(&connected, plan, image);
         let (made, backend) = made.inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {
-                tracing::warn!("a container is left: {}", error.what);
+                tracing::warn!("cannot remove a container: {}", error.what);
             }
         })?;
         Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
@@ -440,7 +440,7 @@ fn demand_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), Star
 
 fn look_at(what: &str, directory: &Path) -> Result<Metadata, StartError> {
     std::fs::metadata(directory).map_err(|error| StartError {
-        what: format!("cannot see the {what} {}: {error}", directory.display()),
+        what: format!("cannot access the {what} {}: {error}", directory.display()),
         hint: None,
     })
 }

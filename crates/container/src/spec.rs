@@ -151,7 +151,10 @@ fn no_log() -> HostConfigLogConfig {
 /// [`StartError`] if it is not valid UTF-8, because the engine could take it for another file.
 pub(crate) fn text_of(path: &Path) -> Result<&str, StartError> {
     path.to_str().ok_or_else(|| StartError {
-        what: format!("a container engine cannot be told of {}: its name is no text", RawText::from(path).to_escaped()),
+        what: format!(
+            "cannot pass {} to the container engine: its name is not valid UTF-8",
+            RawText::from(path).to_escaped()
+        ),
         hint: Some("rename it".to_owned()),
     })
 }

@@ -46,8 +46,8 @@ pub(crate) fn verify_container(
     require_property(has_nothing_else(host), "a container without devices and other containers' volumes")?;
     require_property(stays_stopped(host), "a container that the engine does not start again by itself")?;
     require_property(host.init != Some(true), "a container whose first process is the launcher")?;
-    require_property(has_own_temp(kind, host), "private temp at its places alone")?;
-    require_property(has_runtime(plan, host), "the runtime that was named")?;
+    require_property(has_own_temp(kind, host), "private temp only at the requested paths")?;
+    require_property(has_runtime(plan, host), "the requested runtime")?;
     let image = found.image.as_deref().map(images::bare_id);
     require_property(
         image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(),
@@ -56,17 +56,14 @@ pub(crate) fn verify_container(
     demand_start(user, found.config.as_ref())?;
     demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
     demand_limits(&plan.profile.limits, host)?;
-    require_property(
-        filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()),
-        "its filter of system calls",
-    )?;
+    require_property(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its seccomp filter")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
-        ("container", format!("runtime {runtime}: namespaces of processes, mounts, network and names of its own")),
+        ("container", format!("runtime {runtime}: its own namespaces for processes, mounts, network and host name")),
         ("container-privileges", format!("no capability, no new privileges, user {user}")),
-        ("container-files", "a read-only system; the workspace, the home and private temp can be written".to_owned()),
-        ("container-network", "a loopback of its own and nothing else".to_owned()),
-        ("container-filter", "system calls that no process of it may make are refused, whoever makes them".to_owned()),
+        ("container-files", "read-only root filesystem; workspace, home and private temp are writable".to_owned()),
+        ("container-network", "only its own loopback interface".to_owned()),
+        ("container-filter", "forbidden system calls are refused for every process of the container".to_owned()),
         ("container-limits", limits_text(host)),
     ];
     let layer = |(name, detail): (&str, String)| (name.to_owned(), LayerReport { state: LayerState::Enforced, detail });
@@ -75,8 +72,8 @@ pub(crate) fn verify_container(
 
 fn missing_error(what: &str) -> StartError {
     StartError {
-        what: format!("the container engine did not give {what}, although it was asked to"),
-        hint: Some("look at what it says with `inspect`; no command ran".to_owned()),
+        what: format!("the container engine did not provide {what}, although it was requested"),
+        hint: Some("check the container with `inspect`; no command was started".to_owned()),
     }
 }
 
@@ -164,8 +161,9 @@ fn demand_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPoi
             _ => false,
         };
         if !is_ours {
-            let what = format!("the container engine gave {} at {inside}, which was not asked for", source.display());
-            let hint = "look what the engine's configuration mounts into every container; no command ran";
+            let what =
+                format!("the container engine mounted {} at {inside}, which was not requested", source.display());
+            let hint = "check what the engine's configuration mounts into every container; no command was started";
             return Err(StartError { what, hint: Some(hint.to_owned()) });
         }
     }
@@ -192,10 +190,10 @@ fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
     if is_held {
         return Ok(());
     }
-    let hint = "an ordinary user's engine holds limits only in a control group of version 2 that was delegated to that \
-                user; take root's engine, or a native sandbox";
+    let hint = "a rootless engine enforces limits only in a control group of version 2 that is delegated to the \
+                user; use root's engine, or a native sandbox";
     Err(StartError {
-        what: format!("the container engine does not hold the limit of {limit}, although it was asked to"),
+        what: format!("the container engine does not enforce the limit of {limit}, although it was requested"),
         hint: Some(hint.to_owned()),
     })
 }
@@ -229,11 +227,11 @@ fn limits_text(host: &HostConfig) -> String {
         |name: &str, amount: Option<i64>| amount.filter(|amount| *amount > 0).map(|amount| format!("{name} {amount}"));
     let all = [
         of("memory (bytes)", host.memory),
-        of("processes, those that serve commands among them", host.pids_limit),
+        of("processes, including those of the launcher", host.pids_limit),
         of("processors (billionths)", host.nano_cpus),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();
-    if all.is_empty() { "none was asked for".to_owned() } else { format!("held by the engine: {}", all.join(", ")) }
+    if all.is_empty() { "none was requested".to_owned() } else { format!("enforced by the engine: {}", all.join(", ")) }
 }
 
 #[cfg(test)]

@@ -310,7 +310,7 @@ fn what_cannot_be_had_is_refused_and_leaves_nothing() {
         ("the host's system", |plan| plan.system = None),
         ("a root tree", |plan| plan.system = Some(GuestSystem::Tree("/".into()))),
         ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
-        ("keeping what", |plan| plan.background = BackgroundPolicy::Keep),
+        ("keeping background", |plan| plan.background = BackgroundPolicy::Keep),
     ];
     for (what, change) in unsupported {
         let refused = Place::with(&engine, change).map(drop).unwrap_err();

@@ -131,5 +131,5 @@ fn with_gvisor_by_its_proxy_alone() {
     let plan = AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") };
     let layer = &place.run_plan(&plan).report.layers["network"];
     assert_eq!(layer.state, LayerState::Partial, "{layer:?}");
-    assert!(layer.detail.contains("HTTP proxy alone"), "{layer:?}");
+    assert!(layer.detail.contains("HTTP proxy only"), "{layer:?}");
 }

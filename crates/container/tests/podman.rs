@@ -9,7 +9,7 @@ use std::path::Path;
 
 use stockade_backend_api::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
 use stockade_model::{DeniedOperation, LayerState};
-use support::{Engine, Place, begun, inside, process_limit};
+use support::{Engine, PROCESS_LIMIT, Place, begun, inside};
 
 #[test]
 fn a_command_runs_within_the_walls_and_all_of_it_goes() {
@@ -85,7 +85,7 @@ fn additions_of_the_engines_configuration_are_refused() {
             "--rm",
             "--network=none",
             "--ulimit=nofile=1024:1024",
-            &process_limit(),
+            PROCESS_LIMIT,
             engine.image().as_str(),
             "/bin/sh",
             "-c",
@@ -99,7 +99,7 @@ fn additions_of_the_engines_configuration_are_refused() {
         assert_eq!(engine.containers(), Vec::<String>::new(), "{what}");
         assert!(shown.contains("root:x:0:0:root") || shown.contains("kmsg"), "the control: {what} {shown}");
         let refused = refused.unwrap_or_else(|| panic!("{what} was not seen"));
-        assert!(refused.contains("was not asked for") || refused.contains("did not give"), "{what}: {refused}");
+        assert!(refused.contains("was not requested") || refused.contains("did not provide"), "{what}: {refused}");
     }
 }
 

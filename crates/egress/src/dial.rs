@@ -79,7 +79,7 @@ pub(crate) async fn look_up(resolver: &Arc<dyn NameResolver>, name: &HostName) -
     let looked = timeout(LOOKUP_TIMEOUT, tokio::task::spawn_blocking(move || resolver.resolve_name(&name))).await;
     match looked {
         Ok(Ok(found)) => found,
-        Ok(Err(_)) => Err(NameLookupError::Failed("the lookup broke off".into())),
+        Ok(Err(_)) => Err(NameLookupError::Failed("the name lookup failed".into())),
         Err(_) => Err(NameLookupError::Failed("no answer in ten seconds".into())),
     }
 }
@@ -138,7 +138,7 @@ fn select_allowed_addresses(
         }
         (true, Some((address, what))) => Err(DialError::Refused {
             rule: format!(
-                "{} leads to the special address {address} ({what}), which `egress.special` does not list",
+                "{} resolves to the special address {address} ({what}), which `egress.special` does not list",
                 target.host
             ),
         }),

@@ -44,10 +44,10 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum EgressProxyError {
     /// The thread or its event loop cannot be created.
-    #[error("the door could not be started: {0}")]
+    #[error("the egress proxy could not be started: {0}")]
     Start(#[from] std::io::Error),
     /// A requirement of the rules was not prepared.
-    #[error("the rules look into traffic or put secrets in, and `Edge::prepare` was not asked for that")]
+    #[error("the rules need TLS interception or secrets, but the egress proxy was not prepared for that")]
     Unprepared,
 }
 
@@ -385,7 +385,10 @@ impl ProxyShared {
             let _ = sender.send(judgement);
         });
         self.policy.decide_request(request, caller, answer);
-        receiver.await.unwrap_or_else(|_| EgressDecision::Refused { rule: "nobody answered".into(), grant: None })
+        receiver.await.unwrap_or_else(|_| EgressDecision::Refused {
+            rule: "the approval request got no answer".into(),
+            grant: None,
+        })
     }
 
     /// Dials an approved target, or lets the tunnel connect to it.

@@ -167,7 +167,7 @@ impl Drop for ConnectionRecorder {
         if self.events.stopping.load(Ordering::Relaxed) {
             self.report_record(ConnectionEnd::RunEnded, None);
         } else {
-            self.report_record(ConnectionEnd::Failed, Some("the program went away".into()));
+            self.report_record(ConnectionEnd::Failed, Some("the program closed the connection".into()));
         }
     }
 }

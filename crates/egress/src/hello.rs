@@ -66,13 +66,13 @@ fn join_handshake_message(mut bytes: &[u8]) -> Result<Vec<u8>, Option<&'static s
         let [kind, major, _, high, low, rest @ ..] = bytes else { return Err(None) };
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         if *kind != HANDSHAKE_RECORD || *major != 3 || length == 0 || length > MAX_HELLO_BYTES {
-            return Err(Some("a record is not of a client hello"));
+            return Err(Some("a TLS record is not part of a client hello"));
         }
         message.extend_from_slice(&rest[..length.min(rest.len())]);
         if let [kind, a, b, c, body @ ..] = message.as_slice() {
             let body_length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
             if *kind != CLIENT_HELLO {
-                return Err(Some("the first message is no client hello"));
+                return Err(Some("the first message is not a client hello"));
             }
             if body_length > MAX_HELLO_BYTES {
                 return Err(Some("the client hello is too long"));
@@ -122,7 +122,7 @@ fn parse_hello_body(body: &[u8]) -> Option<Result<ClientHello, &'static str>> {
     }
     let mut extensions = HelloCursor(at.take_field()?);
     if !at.0.is_empty() {
-        return Some(Err("something follows the client hello's extensions"));
+        return Some(Err("the client hello has data after its extensions"));
     }
     let mut names = 0;
     while !extensions.0.is_empty() {

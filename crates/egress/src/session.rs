@@ -61,7 +61,7 @@ impl EgressSession {
 
     /// Records that the program did not connect.
     pub(crate) fn record_no_client(self) {
-        self.recorder.finish(ConnectionEnd::Failed, Some("the program went away".into()));
+        self.recorder.finish(ConnectionEnd::Failed, Some("the program closed the connection".into()));
     }
 
     /// Carries the connection until it ends. `held`: bytes already read from the program.

@@ -26,7 +26,8 @@ pub enum FirstBytesDecision {
 }
 
 /// Refusal of a connection whose requests must be parsed.
-pub(crate) const UNREADABLE_REFUSAL: &str = "requests to this host are looked into, and what is said is neither TLS nor HTTP/1; `inspect.except` leaves it closed";
+pub(crate) const UNREADABLE_REFUSAL: &str =
+    "requests to this host are inspected, but this is neither TLS nor HTTP/1; `inspect.except` exempts the host";
 
 /// Examines the first bytes of a connection to this target. `is_read`: its requests must be parsed,
 /// so no other protocol may pass.

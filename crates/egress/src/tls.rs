@@ -27,16 +27,14 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) async fn serve_connection(session: EgressSession, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
     let shared = Arc::clone(&session.shared);
     let Some(opening) = shared.edge.tls_interceptor() else {
-        return session.record_refused("its traffic is to be looked into, and nothing was made ready for that");
+        return session.record_refused("its traffic must be inspected, but TLS interception was not prepared");
     };
     let (reader, writer) = inside.into_split();
     let inside = match accept_client(opening, &session.target.host, join(Cursor::new(held).chain(reader), writer)).await
     {
         Ok(inside) => inside,
         Err(why) => {
-            let why = format!(
-                "the program did not agree to traffic that is looked into: {why}; `inspect.except` leaves it closed"
-            );
+            let why = format!("the program did not accept TLS interception: {why}; `inspect.except` exempts the host");
             return session.record_refused(&why);
         }
     };

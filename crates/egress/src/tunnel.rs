@@ -40,7 +40,9 @@ pub(crate) async fn connect_through_tunnel(
     connector.connect_target(target, caller, answer);
     let lost = |why: &str| DialError::Failed { errno: Errno::NETDOWN, why: why.to_owned() };
     let dial_result = timeout(DIAL_TIMEOUT + ANSWER_GRACE_TIMEOUT, receiver).await;
-    let stream = dial_result.map_err(|_| lost("the way out is silent"))?.map_err(|_| lost("the way out is gone"))??;
+    let stream = dial_result
+        .map_err(|_| lost("the egress proxy does not answer"))?
+        .map_err(|_| lost("the egress proxy has ended"))??;
     let wrap_stream = || {
         stream.set_nonblocking(true)?;
         let stream = TcpStream::from_std(stream)?;
@@ -74,7 +76,7 @@ pub(crate) async fn from(
         }
         Err(error) => {
             let errno = error.raw_os_error().map_or(Errno::NETDOWN, Errno::from_raw_os_error);
-            let failure = DialError::Failed { errno, why: format!("no connection of our own: {error}") };
+            let failure = DialError::Failed { errno, why: format!("cannot open a local connection: {error}") };
             session.record_dial_error(&failure);
             done(Err(failure));
         }

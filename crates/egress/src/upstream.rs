@@ -129,7 +129,7 @@ async fn connect_socks(stream: &mut TcpStream, credentials: Option<&[u8]>, targe
                 return Ok(Err((Errno::ACCESS, "does not take these credentials".into())));
             }
         }
-        _ => return Ok(Err((Errno::ACCESS, "wants another way to say who one is".into()))),
+        _ => return Ok(Err((Errno::ACCESS, "requires another authentication method".into()))),
     }
     stream.write_all(&socks_request(target)).await?;
     let mut answer = [0; 4];
@@ -144,10 +144,10 @@ async fn connect_socks(stream: &mut TcpStream, credentials: Option<&[u8]>, targe
     let (errno, why) = match answer[1] {
         0 => return Ok(Ok(())),
         2 => (Errno::ACCESS, "does not allow it"),
-        3 => (Errno::NETUNREACH, "has no way to that network"),
-        4 => (Errno::HOSTUNREACH, "has no way to that host"),
-        5 => (Errno::CONNREFUSED, "was refused there"),
-        6 => (Errno::TIMEDOUT, "got no answer there"),
+        3 => (Errno::NETUNREACH, "has no route to that network"),
+        4 => (Errno::HOSTUNREACH, "has no route to that host"),
+        5 => (Errno::CONNREFUSED, "got a refusal from that host"),
+        6 => (Errno::TIMEDOUT, "got no answer from that host"),
         _ => (Errno::CONNREFUSED, "failed"),
     };
     Ok(Err((errno, why.into())))

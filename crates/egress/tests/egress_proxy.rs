@@ -169,7 +169,7 @@ fn who_goes_away_leaves_nothing_behind() {
     // The announcement is dropped: the connection outside ends.
     drop(world.egress_proxy().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap());
     assert_eq!(accepted.recv_timeout(Duration::from_secs(10)), Ok(0));
-    assert_eq!(world.record().why.as_deref(), Some("the program went away"));
+    assert_eq!(world.record().why.as_deref(), Some("the program closed the connection"));
     world.events.lock().unwrap().clear();
     // The connect is given up while it is dialled.
     let full = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -223,7 +223,7 @@ fn what_is_said_in_the_clear_does_not_walk_around_the_rules() {
     let mut answer = String::new();
     stream.write_all(b"GET /v2 HTTP/1.1\r\nHost: api.test\r\n\r\n").unwrap();
     let _ = stream.read_to_string(&mut answer);
-    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("the other of http, https"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("the other scheme (http or https)"), "{answer}");
     // Neither TLS nor HTTP, whoever speaks first.
     let port = serve(echo);
     let mut stream = scene.world.connect(&format!("other.test:{port}")).unwrap();
@@ -259,7 +259,7 @@ fn the_bundle_holds_both_and_who_trusts_neither_is_told_of() {
     let pinned = client(scene.world.connect(&scene.target).unwrap(), "api.test", &scene.origin.pem, &[]);
     pinned.unwrap_err();
     let why = |part: &str| scene.world.records().iter().any(|r| r.why.as_ref().is_some_and(|why| why.contains(part)));
-    wait_for(|| why("did not agree to traffic that is looked into"));
+    wait_for(|| why("did not accept TLS interception"));
     // HTTP/2 alone cannot be read.
     client(scene.world.connect(&scene.target).unwrap(), "api.test", bundle, &["h2"]).unwrap_err();
 }

@@ -174,13 +174,13 @@ fn placeholders_and_secrets_go_nowhere_else() {
         let grant = format!("secret github to {host}:{}", scene.origin.port);
         lacking(&scene, &scene.tls(host, &bearer), &format!("is on its way to {host}"), &grant);
     }
-    let misplaced = "stands where that secret does not belong";
+    let misplaced = "is at a position where that secret is not allowed";
     for (host, request, part) in [
         ("other.test", format!("{head}Authorization: Basic {{github:basic}}\r\n\r\n"), elsewhere),
         ("other.test", "GET /{github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), elsewhere),
         ("other.test", "GET /?k={github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), elsewhere),
-        ("other.test", format!("{head}Authorization: Bearer x{{github}}\r\n\r\n"), "where no grant has it replaced"),
-        ("other.test", bearer.replace("\r\n\r\n", "\r\nX: {github}\r\n\r\n"), "where no grant has it replaced"),
+        ("other.test", format!("{head}Authorization: Bearer x{{github}}\r\n\r\n"), "where no grant replaces it"),
+        ("other.test", bearer.replace("\r\n\r\n", "\r\nX: {github}\r\n\r\n"), "where no grant replaces it"),
         ("github.test", format!("{head}X-Other: {{github}}\r\n\r\n"), misplaced),
         ("github.test", "GET /{github} HTTP/1.1\r\nHost: HOST\r\n\r\n".into(), misplaced),
         ("github.test", format!("{head}Authorization: Bearer x{{github}}\r\n\r\n"), misplaced),
@@ -379,13 +379,13 @@ fn what_cannot_be_a_secret_stops_the_run() {
     assert_eq!(prepare(vec![make("odd", "12345678\r\nX: y")]), "odd: it holds control bytes");
     assert!(prepare(vec![make("long", &"x".repeat(9000))]).starts_with("long: it has more than"));
     let twice = vec![make("one", "12345678"), make("one", "12345678")];
-    assert!(prepare(twice).contains("another's already"));
+    assert!(prepare(twice).contains("already used by another secret"));
     let missing = EgressSecret { from: SecretSource::File("/nowhere/at/all".into()), ..make("gone", "12345678") };
     assert!(prepare(vec![missing]).contains("/nowhere/at/all: No such file"));
     let pipe = files.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
     let waits = EgressSecret { from: SecretSource::File(pipe.as_path().into()), ..make("waits", "12345678") };
-    assert!(prepare(vec![waits]).ends_with("it is no ordinary file"));
+    assert!(prepare(vec![waits]).ends_with("it is not a regular file"));
     let unset = EgressSecret { from: SecretSource::Env("STOCKADE_TEST_NOT_SET".into()), ..make("unset", "12345678") };
     assert_eq!(prepare(vec![unset]), "unset: the variable STOCKADE_TEST_NOT_SET is not set");
 }

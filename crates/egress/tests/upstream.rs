@@ -213,7 +213,7 @@ fn what_a_proxy_refuses_or_garbles_is_told() {
     let wrong = world(UpstreamKind::Socks5, socks(Some(CREDENTIALS)).port, Some("someone:else"), "");
     fails(&wrong, "far.test:443", Errno::ACCESS, "does not take these credentials");
     let none = world(UpstreamKind::Socks5, socks(Some(CREDENTIALS)).port, None, "");
-    fails(&none, "far.test:443", Errno::ACCESS, "another way to say who one is");
+    fails(&none, "far.test:443", Errno::ACCESS, "another authentication method");
     fails(
         &world(UpstreamKind::Socks5, socks(None).port, None, ""),
         "denied.test:1",

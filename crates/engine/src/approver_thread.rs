@@ -103,7 +103,7 @@ impl QuestionSender {
             let serve = move || span.in_scope(|| serve_questions(&approver, &receiver, &*answered));
             match thread::Builder::new().name("stockade-ask".to_owned()).spawn(serve) {
                 Ok(_) => self.line = Some(sender),
-                Err(error) => warn!(%error, "no thread to ask on"),
+                Err(error) => warn!(%error, "cannot start the thread that asks the approver"),
             }
         }
         self.line.is_some()

@@ -350,7 +350,7 @@ impl RequestDriver<'_> {
                 true
             }
             Err(error) => {
-                warn!(%error, "the record failed");
+                warn!(%error, "the audit log failed");
                 self.queue.push_front(CoreInput::RecordFailed(error.to_string()));
                 false
             }
@@ -372,7 +372,7 @@ impl RequestDriver<'_> {
                 None
             }
             CoreOutput::Withdraw(digest) => {
-                debug!(%digest, "a question is taken back");
+                debug!(%digest, "a question is withdrawn");
                 self.asker.withdraw_question(&digest);
                 None
             }
@@ -481,7 +481,7 @@ impl RequestDriver<'_> {
         let now_ms = self.engine.clock.wall_ms();
         let session = self.request.session.as_ref();
         let failed = memos.iter().find_map(|memo| self.engine.memory.remember_answer(memo, session, now_ms).err())?;
-        warn!(error = %failed, "an answer could not be kept");
+        warn!(error = %failed, "an answer could not be stored");
         Some(CoreInput::NotRemembered(failed.to_string()))
     }
 
@@ -498,7 +498,7 @@ impl RequestDriver<'_> {
             let _ = mailbox.send(message);
         };
         let spawned = thread::Builder::new().name("stockade-commit".to_owned()).spawn(commit);
-        spawned.err().map(|error| CoreInput::RecordFailed(format!("no thread to commit on: {error}")))
+        spawned.err().map(|error| CoreInput::RecordFailed(format!("cannot start the thread that commits: {error}")))
     }
 
     /// Asks the reviewer on a thread of its own. The text to send is recorded first. If this fails,
@@ -544,7 +544,7 @@ impl RequestDriver<'_> {
             let _ = mailbox.send(DriverMessage::Reviewed(Box::new(reviewed)));
         };
         let spawned = thread::Builder::new().name("stockade-review".to_owned()).spawn(ask);
-        spawned.err().map(|error| failed(format!("no thread to ask on: {error}")))
+        spawned.err().map(|error| failed(format!("cannot start the thread of the reviewer: {error}")))
     }
 
     fn prepare_attempt(&mut self, planned: &BoundPlan, hold: bool) -> CoreInput {
@@ -558,7 +558,7 @@ impl RequestDriver<'_> {
             drop(mailbox.send(DriverMessage::Attempt { number, event: Box::new(event) }))
         });
         let Some(backend) = self.backend_for_plan(plan) else {
-            return CoreInput::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
+            return CoreInput::PrepareFailed("no backend here runs commands without a sandbox".to_owned());
         };
         if backend.name() != plan.backend {
             return CoreInput::PrepareFailed(format!("the plan is for another backend than `{}`", backend.name()));

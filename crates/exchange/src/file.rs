@@ -17,7 +17,7 @@ pub fn read_bounded_file(path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Meta
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if !metadata.is_file() {
-        return Err("it is no regular file".to_owned());
+        return Err("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     file.take(limit_bytes).read_to_end(&mut bytes).map_err(|error| error.to_string())?;

@@ -64,7 +64,7 @@ pub enum ExchangeError {
     #[error("its certificate is not accepted: {0}")]
     Certificate(rustls::CertificateError),
     /// Another error of TLS.
-    #[error("no encrypted connection comes about: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(rustls::Error),
     /// An error of TCP.
     #[error("it cannot be reached: {0}")]
@@ -76,7 +76,7 @@ pub enum ExchangeError {
     #[error("its answer is too long")]
     TooLong,
     /// The response is not HTTP, or has an encoding that was not offered.
-    #[error("its answer is no HTTP that is understood here")]
+    #[error("its answer is not valid HTTP")]
     Malformed,
     /// The status is not a success.
     #[error("it answered with status {status}{}", describe_status(*status))]

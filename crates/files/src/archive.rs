@@ -134,7 +134,7 @@ impl<'r> ArchiveReader<'r> {
 
     /// Returns the content of an extension header.
     fn read_extension(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
-        let size = header.entry_size().map_err(|_| archive_error(None, "a size is no number"))?;
+        let size = header.entry_size().map_err(|_| archive_error(None, "a size is not a number"))?;
         if size > MAX_EXTENSION_BYTES {
             return Err(archive_error(None, "a name or an extension is too long"));
         }
@@ -163,9 +163,11 @@ impl<'r> ArchiveReader<'r> {
                 b"size" => {
                     let size = pair.value().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
                     let size = size.and_then(|text| text.parse().ok());
-                    extended.size = Some(size.ok_or_else(|| archive_error(None, "a size is no number"))?);
+                    extended.size = Some(size.ok_or_else(|| archive_error(None, "a size is not a number"))?);
                 }
-                key if key.starts_with(b"GNU.sparse") => return Err(archive_error(None, "a sparse file is not taken")),
+                key if key.starts_with(b"GNU.sparse") => {
+                    return Err(archive_error(None, "a sparse file is not supported"));
+                }
                 _ => {}
             }
         }
@@ -177,7 +179,7 @@ impl<'r> ArchiveReader<'r> {
         let mut extensions = ExtensionFields::default();
         self.extend(header, &mut extensions)?;
         if extensions.path.is_some() || extensions.link.is_some() || extensions.size.is_some() {
-            return Err(archive_error(None, "a name or a size for all members is not taken"));
+            return Err(archive_error(None, "a name or a size for all members is not supported"));
         }
         Ok(())
     }
@@ -193,12 +195,12 @@ impl<'r> ArchiveReader<'r> {
         let path = TreePath::new(&name).map_err(|why| refused(&why.to_string()))?;
         let size = match extended.size {
             Some(size) => size,
-            None => header.entry_size().map_err(|_| refused("its size is no number"))?,
+            None => header.entry_size().map_err(|_| refused("its size is not a number"))?,
         };
         let link = || {
             let text = extended.link.clone().or_else(|| header.link_name_bytes().map(|text| text.into_owned()));
             text.filter(|text| (1..=PATH_MAX).contains(&text.len()) && !text.contains(&0))
-                .ok_or_else(|| refused("its link leads nowhere"))
+                .ok_or_else(|| refused("its link has no target"))
         };
         let body = match kind {
             // Old archives have no type for directories.
@@ -207,18 +209,18 @@ impl<'r> ArchiveReader<'r> {
             EntryType::Directory => MemberBody::Directory,
             EntryType::Symlink => MemberBody::Link(link()?),
             EntryType::Link => MemberBody::Same(TreePath::new(&link()?).map_err(|why| refused(&why.to_string()))?),
-            EntryType::Char | EntryType::Block => return Err(refused("a device is not taken")),
-            EntryType::Fifo => return Err(refused("a pipe is not taken")),
-            EntryType::GNUSparse => return Err(refused("a sparse file is not taken")),
-            _ => return Err(refused("it is of a kind that is not taken")),
+            EntryType::Char | EntryType::Block => return Err(refused("a device is not supported")),
+            EntryType::Fifo => return Err(refused("a pipe is not supported")),
+            EntryType::GNUSparse => return Err(refused("a sparse file is not supported")),
+            _ => return Err(refused("it is of an unsupported kind")),
         };
         match body {
             MemberBody::File => self.begin_file(size)?,
             _ if size > 0 => return Err(refused("only a file has a content")),
             _ => {}
         }
-        let mode = header.mode().map_err(|_| refused("its mode is no number"))? & 0o777;
-        let seconds = header.mtime().map_err(|_| refused("its time is no number"))?;
+        let mode = header.mode().map_err(|_| refused("its mode is not a number"))? & 0o777;
+        let seconds = header.mtime().map_err(|_| refused("its time is not a number"))?;
         let modified = FileTime { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 };
         Ok(ArchiveMember { path, mode, modified, body })
     }
@@ -253,13 +255,13 @@ fn check_sum(header: &Header) -> Result<(), FilesError> {
     let expected = sum - own + 8 * u32::from(b' ');
     match header.cksum() {
         Ok(found) if found == expected => Ok(()),
-        _ => Err(archive_error(None, "it is damaged, or no tar archive")),
+        _ => Err(archive_error(None, "it is damaged, or not a tar archive")),
     }
 }
 
 fn fill_block(input: &mut dyn Read, block: &mut [u8]) -> Result<(), FilesError> {
     input.read_exact(block).map_err(|e| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => archive_error(None, "it ends before its end"),
+        std::io::ErrorKind::UnexpectedEof => archive_error(None, "it is truncated"),
         _ => FilesError::Stream { what: "input", why: e.to_string() },
     })
 }

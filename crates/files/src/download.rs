@@ -16,7 +16,7 @@ use crate::{ContentLimits, FilesError, TreePath};
 const MAX_OMITTED_PATHS: usize = 1_000;
 
 /// Reason for an object that is not a file, directory or link.
-pub(crate) const SPECIAL_FILE_REASON: &str = "it is no file, directory or link";
+pub(crate) const SPECIAL_FILE_REASON: &str = "it is not a file, directory or link";
 
 /// An object that was not packed or copied.
 #[derive(Clone, Debug, PartialEq, Eq)]

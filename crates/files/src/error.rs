@@ -61,7 +61,7 @@ pub enum FilesError {
     #[error("there is no `{0}`")]
     NotFound(TreePath),
     /// An object exists at the path.
-    #[error("there is a `{0}`\nhint: remove it first; a directory is never replaced")]
+    #[error("`{0}` already exists\nhint: remove it first; a directory is never replaced")]
     Exists(TreePath),
     /// The object is of another kind.
     #[error("`{path}` is {}, not {}", found.with_article(), expected.with_article())]
@@ -74,10 +74,10 @@ pub enum FilesError {
         expected: ObjectKind,
     },
     /// The path leads over a symbolic link or a mount.
-    #[error("the way to `{0}` leads over a link or out of the tree: neither is followed\nhint: name the file itself")]
+    #[error("the path `{0}` passes through a link or leaves the tree: neither is followed\nhint: name the file itself")]
     Led(TreePath),
     /// The directory is not empty.
-    #[error("the directory `{0}` is not empty\nhint: ask for it to be removed with all that is in it")]
+    #[error("the directory `{0}` is not empty\nhint: remove it recursively")]
     NotEmpty(TreePath),
     /// The file governs the sandbox and cannot be changed this way.
     #[error("`{path}` is not changed: {why}")]
@@ -96,7 +96,7 @@ pub enum FilesError {
         why: String,
     },
     /// A limit would be exceeded.
-    #[error("it is more than the {limit} {unit} that there may be")]
+    #[error("it is more than the {limit} {unit} that are allowed")]
     TooMuch {
         /// The limit.
         limit: u64,
@@ -104,10 +104,10 @@ pub enum FilesError {
         unit: &'static str,
     },
     /// The file changed during the read.
-    #[error("`{0}` was changed while it was read\nhint: try again when nobody writes to it")]
+    #[error("`{0}` changed while it was read\nhint: try again when no process writes to it")]
     Changed(TreePath),
     /// The archive is damaged or contains an unsupported member.
-    #[error("the archive cannot be taken: {why}{}", member.as_ref().map(|m| format!(" (`{}`)", m.to_escaped())).unwrap_or_default())]
+    #[error("the archive is not accepted: {why}{}", member.as_ref().map(|m| format!(" (`{}`)", m.to_escaped())).unwrap_or_default())]
     Archive {
         /// Member of the archive.
         member: Option<RawText>,

@@ -29,7 +29,7 @@ pub enum TreePathError {
     #[error("a path beneath the tree holds no `..`")]
     Climbs,
     /// The path contains a NUL.
-    #[error("a path holds no byte 0")]
+    #[error("a path holds no NUL byte")]
     Nul,
     /// The path is too long or too deep.
     #[error("a path has at most {PATH_MAX} bytes and {DEPTH_MAX} components of {NAME_MAX} bytes")]

@@ -126,7 +126,7 @@ impl ArchiveUnpacker<'_> {
             // The root itself, as `tar -c .` packs it.
             return match member.body {
                 MemberBody::Directory => Ok(()),
-                _ => Err(archive_error(None, "its root is no directory")),
+                _ => Err(archive_error(None, "its root is not a directory")),
             };
         };
         let parent = self.open_parents(&above)?;
@@ -154,10 +154,9 @@ impl ArchiveUnpacker<'_> {
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
                 self.fresh.open_directory(path)
             }
-            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => Err(archive_error(
-                Some(path_bytes(path)),
-                "a member before it, which is no directory, would lead there",
-            )),
+            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => {
+                Err(archive_error(Some(path_bytes(path)), "an earlier member, which is no directory, is on its path"))
+            }
             (there, _) => there,
         }
     }
@@ -244,8 +243,9 @@ impl ArchiveUnpacker<'_> {
 
     fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
         let known = self.fresh.open_object(other).ok().filter(|object| object.kind() == ObjectKind::File);
-        let known = known
-            .ok_or_else(|| archive_error(Some(path_bytes(other)), "a link to it comes before it, or it is no file"))?;
+        let known = known.ok_or_else(|| {
+            archive_error(Some(path_bytes(other)), "the link comes before its target, or it is not a file")
+        })?;
         // By descriptor, so that no process can replace the file meanwhile.
         let held = DescriptorPath::new(known.fd.as_fd());
         linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)

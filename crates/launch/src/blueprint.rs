@@ -93,10 +93,10 @@ impl Blueprint {
     /// overlay, and for replaced files at level restricted.
     pub fn prepare_with(plan: &AttemptPlan, launch_options: &LaunchOptions) -> Result<Self, LaunchError> {
         if is_staged(plan) && launch_options.overlay.is_none() && plan.level == IsolationLevel::Full {
-            return Err(LaunchError::Unfit("writes are staged at level full, and no stage is there".to_owned()));
+            return Err(LaunchError::Unfit("writes are staged at level full, but there is no stage".to_owned()));
         }
         if !launch_options.files.is_empty() && plan.level != IsolationLevel::Full {
-            return Err(LaunchError::Unfit("files can be replaced at level full alone".to_owned()));
+            return Err(LaunchError::Unfit("files can be replaced only at level full".to_owned()));
         }
         if plan.level == IsolationLevel::None {
             return Err(LaunchError::Unfit("level none has no sandbox to launch".to_owned()));
@@ -214,7 +214,7 @@ impl Blueprint {
             }
         }
         if let (Some(false), Some(network)) = (ipv6, layers.get_mut("network-namespace")) {
-            network.detail.push_str("; IPv4 alone: the kernel has no IPv6");
+            network.detail.push_str("; only IPv4: the kernel has no IPv6");
         }
         if self.ruleset.is_some() {
             layers.insert("landlock".to_owned(), self.landlock_report());
@@ -227,7 +227,7 @@ impl Blueprint {
         }
         if !self.missing.is_empty() {
             let detail = format!(
-                "{} writable paths have no mount or are single files: the broker alone makes and removes them",
+                "{} writable paths have no mount or are single files: only the broker makes and removes them",
                 self.missing.len()
             );
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
@@ -239,7 +239,7 @@ impl Blueprint {
         let covered = match self.uncovered {
             0 => "every path to hide is hidden".to_owned(),
             paths => format!(
-                "what is there is hidden; {paths} paths are not there, and not covered if they appear during the run"
+                "existing paths are hidden; {paths} paths are missing, and not covered if they appear during the run"
             ),
         };
         // At level restricted there are no watches: Landlock refuses and reports nothing.
@@ -248,7 +248,7 @@ impl Blueprint {
             return LayerReport { state, detail: covered };
         }
         let detail = format!(
-            "{covered}; who opens them is not told: the user's other programs have all of fs.inotify.max_user_instances"
+            "{covered}; opens are not reported: the user's other programs use all of fs.inotify.max_user_instances"
         );
         LayerReport { state: LayerState::Partial, detail }
     }
@@ -277,13 +277,14 @@ impl Blueprint {
 
 fn seccomp_report(command: &PreparedCommand, wait_killable: bool) -> LayerReport {
     let FilterSize { refused, broker_entries } = command.filter_size;
-    let counts = format!("{refused} refusals, {broker_entries} questions, {} instructions", command.filter.len());
+    let counts =
+        format!("{refused} refused calls, {broker_entries} brokered calls, {} instructions", command.filter.len());
     if wait_killable {
         LayerReport { state: LayerState::Enforced, detail: counts }
     } else {
         LayerReport {
             state: LayerState::Partial,
-            detail: format!("{counts}; signals disturb questions (the kernel is older than 5.19)"),
+            detail: format!("{counts}; signals interrupt brokered calls (the kernel is older than 5.19)"),
         }
     }
 }
@@ -460,7 +461,7 @@ impl PrivateDirectories {
             return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
         }
         if !launch_options.named.is_empty() {
-            return Err(LaunchError::Unfit("a file of the run's own needs a directory made for it".to_owned()));
+            return Err(LaunchError::Unfit("a private file of the run needs a private directory".to_owned()));
         }
         launch_options.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
         let trees = launch_options.private.iter().map(|path| tree(path)).collect();

@@ -143,16 +143,15 @@ const SYS_SETXATTRAT: i64 = 463;
 const SYS_REMOVEXATTRAT: i64 = 466;
 const SYS_FILE_SETATTR: i64 = 469;
 
-const OPEN_REASON: &str = "an open that writes or creates is done by the broker on the object it decided on";
+const OPEN_REASON: &str = "the broker does an open that writes or creates, on the object that it checked";
 const CREATE_REASON: &str = "a new name may be a protected one";
-const REMOVE_REASON: &str = "a name that goes may be a protected one";
-const MOVE_REASON: &str = "a name may be moved onto or away from a protected one";
+const REMOVE_REASON: &str = "the removed name may be a protected one";
+const MOVE_REASON: &str = "the old or new name may be a protected one";
 const METADATA_REASON: &str = "Landlock does not mediate modes, owners, times and attributes";
-const TRACED_READ_REASON: &str =
-    "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
-const NO_NAMESPACE_REASON: &str = "no network namespace stands behind it";
-const EXEC_REASON: &str = "every program that runs is on the record";
-const NEWER_CALL_REASON: &str = "a newer form of a call that the broker does";
+const TRACED_READ_REASON: &str = "reads of a traced run are recorded; the kernel does the call and checks it";
+const NO_NAMESPACE_REASON: &str = "no network namespace confines it";
+const EXEC_REASON: &str = "every executed program is recorded";
+const NEWER_CALL_REASON: &str = "a newer form of a brokered call";
 
 const OTHER_PROCESS_REASON: &str = "without a PID namespace it could be another of the user's processes";
 const OF_FIRST: ArgumentLayout = ArgumentLayout::OfProcess { index: 0 };
@@ -196,11 +195,11 @@ const COMMON_TRAPS: &[SyscallTrap] = &[
     trap!(SYS_SETXATTRAT, "setxattrat", ArgumentLayout::NotImplemented, NEWER_CALL_REASON),
     trap!(SYS_REMOVEXATTRAT, "removexattrat", ArgumentLayout::NotImplemented, NEWER_CALL_REASON),
     trap!(SYS_FILE_SETATTR, "file_setattr", ArgumentLayout::NotImplemented, NEWER_CALL_REASON),
-    trap!(libc::SYS_connect, "connect", ArgumentLayout::Connect, "a unix socket of the host is a way out"),
-    trap!(libc::SYS_bind, "bind", ArgumentLayout::Bind, "whose socket it is decides who may connect to it"),
+    trap!(libc::SYS_connect, "connect", ArgumentLayout::Connect, "a unix socket of the host leads out of the sandbox"),
+    trap!(libc::SYS_bind, "bind", ArgumentLayout::Bind, "the owner of a socket decides which processes may connect"),
     trap!(libc::SYS_execve, "execve", ArgumentLayout::Exec { at: false }, EXEC_REASON),
     trap!(libc::SYS_execveat, "execveat", ArgumentLayout::Exec { at: true }, EXEC_REASON),
-    trap!(libc::SYS_umask, "umask", ArgumentLayout::Umask, "what the broker creates must carry the caller's mask"),
+    trap!(libc::SYS_umask, "umask", ArgumentLayout::Umask, "new files of the broker must have the caller's umask"),
 ];
 
 /// Older forms, which newer architectures never had.
@@ -231,7 +230,7 @@ const OLDER: &[SyscallTrap] = &[];
 const NO_NAMESPACE_TRAPS: &[SyscallTrap] = &[
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET),
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET6),
-    trap!(libc::SYS_listen, "listen", ArgumentLayout::Listen, "whoever listens is on the host's network"),
+    trap!(libc::SYS_listen, "listen", ArgumentLayout::Listen, "a listening socket is on the host's network"),
     trap!(libc::SYS_setpriority, "setpriority", OF_SECOND, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
     trap!(libc::SYS_ioprio_set, "ioprio_set", OF_SECOND, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
     trap!(libc::SYS_sched_setaffinity, "sched_setaffinity", OF_FIRST, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
@@ -255,7 +254,7 @@ const LENGTHENING_TRAPS: &[SyscallTrap] = &[trap!(
     libc::SYS_ftruncate,
     "ftruncate",
     ArgumentLayout::TruncateDescriptor,
-    "that a file may not become as large is told; the kernel carries it out",
+    "a file size above the limit is reported; the kernel does the call",
     LENGTHENING_TESTS
 )];
 

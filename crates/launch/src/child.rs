@@ -322,7 +322,7 @@ fn remove_private_directory(plan: &Blueprint, context: &BuildContext<'_>) {
 pub(super) const COMMAND_STAGES: &[(&str, &str)] = &[
     ("session", "a session of its own, without the caller's terminal"),
     ("limits", "resource limits"),
-    ("descriptors", "nothing but the standard streams"),
+    ("descriptors", "only the standard streams"),
     ("capabilities", "no capabilities, no way to get them back"),
     ("filter", "system-call filter with a listener"),
     ("building", "wait until the sandbox is built"),

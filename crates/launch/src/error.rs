@@ -25,7 +25,7 @@ pub enum LaunchError {
     #[error("Landlock is not available: {0}")]
     Landlock(Errno),
     /// The filter tables do not compile.
-    #[error("the system-call filter is wrong: {0}")]
+    #[error("the system-call filter is invalid: {0}")]
     Filter(#[from] CompileError),
     /// The child with its namespaces could not be made.
     #[error("cannot make the sandbox's process: {errno}")]

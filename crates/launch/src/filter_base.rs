@@ -65,17 +65,17 @@ const fn masked(argument: u8, mask: u32, value: u32) -> ArgumentCondition {
 
 const IO_URING_REASON: &str = "a second system-call interface that no filter sees";
 const KEYS_REASON: &str = "key rings belong to the user, not to the run";
-const MOUNTS_REASON: &str = "mounts are the sandbox's walls";
+const MOUNTS_REASON: &str = "mounts are a part of the sandbox's isolation";
 const CLOCK_REASON: &str = "the clock is the host's";
 const MODULES_REASON: &str = "kernel code";
-const HANDLES_REASON: &str = "file handles reach files around every path";
+const HANDLES_REASON: &str = "file handles bypass all path checks";
 const MEMORY_PLACEMENT_REASON: &str = "moves pages of other processes, a rich source of kernel faults";
 const KERNEL_SURFACE_REASON: &str = "kernel surface that ordinary programs do not need";
 const FILE_FLAGS_REASON: &str = "immutable and append-only flags outlive the run";
 const TERMINAL_REASON: &str = "types into, or takes over, the user's terminal";
-const NEW_NAMESPACE_REASON: &str = "a namespace of one's own reopens mounts and kernel surface";
-const CONNECT_REASON: &str = "it connects without a connect";
-const OTHER_PROCESSES_REASON: &str = "takes descriptors out of other processes, past every path check";
+const NEW_NAMESPACE_REASON: &str = "a new namespace exposes mounts and kernel surface again";
+const CONNECT_REASON: &str = "it connects without connect(2)";
+const OTHER_PROCESSES_REASON: &str = "takes descriptors from other processes, without path checks";
 
 /// Refused at every level.
 pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
@@ -90,7 +90,7 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(
         libc::SYS_userfaultfd,
         FAIL_EPERM,
-        "stops the kernel in the middle of a copy: the usual aid of exploits",
+        "stops the kernel in the middle of a copy, which exploits often use",
     ),
     refuse_call(libc::SYS_mount, FAIL_EPERM, MOUNTS_REASON),
     refuse_call(libc::SYS_umount2, FAIL_EPERM, MOUNTS_REASON),
@@ -131,7 +131,7 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_uselib, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(libc::SYS_swapon, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(libc::SYS_swapoff, FAIL_EPERM, KERNEL_SURFACE_REASON),
-    refuse_call(libc::SYS_reboot, FAIL_EPERM, "the machine is the host's"),
+    refuse_call(libc::SYS_reboot, FAIL_EPERM, "it affects the host machine"),
     refuse_call(libc::SYS_settimeofday, FAIL_EPERM, CLOCK_REASON),
     refuse_call(libc::SYS_clock_settime, FAIL_EPERM, CLOCK_REASON),
     refuse_call(libc::SYS_clock_adjtime, FAIL_EPERM, CLOCK_REASON),
@@ -141,7 +141,7 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_acct, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(libc::SYS_quotactl, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(recent::QUOTACTL_FD, FAIL_EPERM, KERNEL_SURFACE_REASON),
-    refuse_call(libc::SYS_syslog, FAIL_EPERM, "the kernel's log speaks of the host"),
+    refuse_call(libc::SYS_syslog, FAIL_EPERM, "the kernel's log contains data about the host"),
     refuse_call(libc::SYS_lookup_dcookie, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(libc::SYS_kcmp, FAIL_EPERM, "compares kernel objects of other processes"),
     refuse_call(libc::SYS_move_pages, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
@@ -150,8 +150,8 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_set_mempolicy, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
     refuse_call(recent::SET_MEMPOLICY_HOME_NODE, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
     refuse_call(libc::SYS_vhangup, FAIL_EPERM, TERMINAL_REASON),
-    refuse_call(libc::SYS_fanotify_init, FAIL_EPERM, "watches, and can hold up, the whole filesystem"),
-    refuse_call(libc::SYS_fanotify_mark, FAIL_EPERM, "watches, and can hold up, the whole filesystem"),
+    refuse_call(libc::SYS_fanotify_init, FAIL_EPERM, "watches, and can block, the whole filesystem"),
+    refuse_call(libc::SYS_fanotify_mark, FAIL_EPERM, "watches, and can block, the whole filesystem"),
     refuse_call(libc::SYS_pidfd_getfd, FAIL_EPERM, OTHER_PROCESSES_REASON),
     refuse_call(recent::LSM_SET_SELF_ATTR, FAIL_EPERM, "security labels are the host's"),
     // The kernel reads the lower 32 bits of an ioctl number (CVE-2019-7303).
@@ -167,23 +167,23 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     allow_when(libc::SYS_ioctl, &[equals(1, 0xc018_9436)], "FIDEDUPERANGE changes no content"),
     // By their type, the second byte (ioctl_list(2)). Of those of filesystems, only ioctls that
     // read are allowed. Any other ioctl of a filesystem changes a file without a path check.
-    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x5400)], "terminals, and what all descriptors have"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x5400)], "terminals, and requests that every descriptor accepts"),
     allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x8900)], "sockets and their interfaces"),
-    allow_when(libc::SYS_ioctl, &[masked(1, 0xffff_ff00, 0)], "FIGETBSZ and FIBMAP tell of blocks"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xffff_ff00, 0)], "FIGETBSZ and FIBMAP report blocks"),
     allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x5200)], "the random devices"),
-    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xff00)], "descriptors of processes tell of them"),
-    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xb700)], "descriptors of namespaces tell of them"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xff00)], "pidfds report on processes"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xb700)], "namespace descriptors report on namespaces"),
     allow_when(libc::SYS_ioctl, &[equals(1, 0x8008_6601)], "FS_IOC_GETFLAGS reads"),
     allow_when(libc::SYS_ioctl, &[equals(1, 0x8004_6601)], "FS_IOC32_GETFLAGS reads"),
     allow_when(libc::SYS_ioctl, &[equals(1, 0x8008_7601)], "FS_IOC_GETVERSION reads"),
     allow_when(libc::SYS_ioctl, &[equals(1, 0xc020_660b)], "FS_IOC_FIEMAP reads"),
     allow_when(libc::SYS_ioctl, &[equals(1, 0x801c_581f)], "FS_IOC_FSGETXATTR reads"),
-    refuse_call(libc::SYS_ioctl, SeccompAction::Errno(libc::ENOTTY as u16), "changes files past every path check"),
+    refuse_call(libc::SYS_ioctl, SeccompAction::Errno(libc::ENOTTY as u16), "changes files without path checks"),
     refuse_when(
         libc::SYS_fcntl,
         &[equals(1, libc::F_SETLEASE as u32)],
         FAIL_EPERM,
-        "a lease holds up whoever else opens the file",
+        "a lease blocks other processes that open the file",
     ),
     refuse_when(libc::SYS_prlimit64, &[differs(0, 0)], FAIL_EPERM, "changes the limits of other processes"),
     // Execution domains: 0, PER_LINUX32, without address randomisation, and the query.
@@ -199,8 +199,8 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     allow_when(libc::SYS_socketpair, &[UNIX, STREAM], "connected for good"),
     allow_when(libc::SYS_socketpair, &[UNIX, SEQPACKET], "connected for good"),
     refuse_call(libc::SYS_socketpair, FAIL_EPERM, "a datagram socket can be sent from to any address"),
-    allow_when(libc::SYS_socket, &[UNIX, STREAM], "its connect is asked about"),
-    allow_when(libc::SYS_socket, &[UNIX, SEQPACKET], "its connect is asked about"),
+    allow_when(libc::SYS_socket, &[UNIX, STREAM], "the broker decides on its connect"),
+    allow_when(libc::SYS_socket, &[UNIX, SEQPACKET], "the broker decides on its connect"),
     refuse_when(libc::SYS_socket, &[UNIX], FAIL_EPERM, "a datagram socket can be sent from to any address"),
 ];
 
@@ -239,7 +239,7 @@ pub(super) const FULL_LEVEL_ENTRIES: &[FilterEntry] = &[
     ),
 ];
 
-const ON_BEHALF_REASON: &str = "its connect, bind and listen are asked about, and no message connects it";
+const ON_BEHALF_REASON: &str = "the broker decides on its connect, bind and listen, and no message connects it";
 const WHOLE_GROUPS_REASON: &str = "without a PID namespace a group or a user has processes that are not the run's";
 /// Argument of ioprio_set(2).
 const IOPRIO_WHO_PROCESS: u32 = 1;
@@ -275,7 +275,7 @@ pub(super) const OTHER_SOCKET_ENTRIES: &[FilterEntry] = &[refuse_call(
     "other families (vsock, packet, netlink, crypto ...) reach the host's kernel",
 )];
 
-const SUPERVISION_REASON: &str = "waits for the command and for word from outside";
+const SUPERVISION_REASON: &str = "waits for the command and for messages from outside";
 
 /// Calls that the init may make.
 pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
@@ -288,7 +288,7 @@ pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
     allow_call(libc::SYS_ppoll, SUPERVISION_REASON),
     allow_call(libc::SYS_wait4, SUPERVISION_REASON),
     allow_call(libc::SYS_waitid, SUPERVISION_REASON),
-    allow_when(libc::SYS_ptrace, &[equals(0, libc::PTRACE_DETACH)], "traces nobody"),
+    allow_when(libc::SYS_ptrace, &[equals(0, libc::PTRACE_DETACH)], "traces no process"),
     allow_call(libc::SYS_getrusage, "reports what was used"),
     allow_call(libc::SYS_kill, "ends the run"),
     allow_call(libc::SYS_getpid, "ends the run"),
@@ -300,10 +300,8 @@ pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
     allow_call(libc::SYS_restart_syscall, SUPERVISION_REASON),
 ];
 
-const RESERVATION_REASON: &str =
-    "space that is reserved without a write is counted by nothing; programs write it instead";
-const FILE_SIZE_REASON: &str =
-    "how large a file may become is a part of the disk limit, which is not for the run to raise";
+const RESERVATION_REASON: &str = "space that is reserved without a write is not counted; programs write it instead";
+const FILE_SIZE_REASON: &str = "the file size limit is a part of the disk limit, which the run must not raise";
 
 /// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they free space.
 const FREE_SPACE_FLAGS: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
@@ -318,7 +316,7 @@ pub(super) const SMALL_DISK_ENTRIES: &[FilterEntry] = &[
     refuse_when(libc::SYS_prlimit64, &[equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS], FAIL_EPERM, FILE_SIZE_REASON),
 ];
 
-const PORT_SHARING_REASON: &str = "a port that is shared takes connections that are for a server of the host";
+const PORT_SHARING_REASON: &str = "a shared port receives connections for a server of the host";
 
 /// Refused without a network of the run's own: a server of the host that allows port sharing would
 /// share its port with the run.
@@ -329,7 +327,7 @@ pub(super) const PORT_SHARING_ENTRIES: &[FilterEntry] = &[refuse_when(
     PORT_SHARING_REASON,
 )];
 
-const LISTEN_REASON: &str = "makes sockets in the run's own network for the way out";
+const LISTEN_REASON: &str = "makes sockets in the run's own network for the egress proxy";
 
 /// At level full the run has a network of its own.
 pub(super) const INIT_FULL_ENTRIES: &[FilterEntry] = &[
@@ -345,7 +343,7 @@ pub(super) const INIT_FULL_ENTRIES: &[FilterEntry] = &[
 const IP_LEVEL: ArgumentCondition = equals(1, libc::IPPROTO_IP as u32);
 const IPV6_LEVEL: ArgumentCondition = equals(1, libc::IPPROTO_IPV6 as u32);
 
-const CLEANUP_REASON: &str = "finds what is left of the run, and removes its private directory";
+const CLEANUP_REASON: &str = "finds remaining processes of the run, and removes its private directory";
 
 /// At level restricted no namespace ends the processes, so the init must find them.
 pub(super) const INIT_RESTRICTED_ENTRIES: &[FilterEntry] = &[

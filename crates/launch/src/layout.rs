@@ -285,9 +285,10 @@ pub(super) fn compute_layout(
 /// which must be a file.
 pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
     let why = |why: String| LaunchError::Path { path: path.to_owned(), why };
-    let real = path.canonicalize().map_err(|e| why(format!("no file is there to be replaced inside: {e}")))?;
+    let real =
+        path.canonicalize().map_err(|e| why(format!("cannot find the file to replace inside the sandbox: {e}")))?;
     if !real.is_file() {
-        return Err(why("only a file can be replaced inside".to_owned()));
+        return Err(why("only a file can be replaced inside the sandbox".to_owned()));
     }
     Ok(real)
 }
@@ -431,7 +432,7 @@ pub(super) fn refuse_planted_link(plan: &AttemptPlan, path: &Path, real: &Path) 
         return Ok(());
     }
     let real = RawText::from(real);
-    let why = format!("a link inside a writable directory leads it to {}; name that place itself", real.to_escaped());
+    let why = format!("a link in a writable directory leads to {}; name that path itself", real.to_escaped());
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 

@@ -178,18 +178,16 @@ impl PersistentNamespaces {
         let unfit = |why: String| Err(LaunchError::Unfit(why));
         let files = &plan.profile.filesystem;
         if plan.level != IsolationLevel::Full {
-            return unfit(format!("its walls are of level full, and the plan asks for {}", plan.level));
+            return unfit(format!("its isolation has level full, but the plan requests {}", plan.level));
         }
         if files.stage {
-            return unfit(
-                "what is written in a sandbox is not staged: it stays there until it is copied out".to_owned(),
-            );
+            return unfit("writes in a sandbox are not staged: they stay there until you copy them out".to_owned());
         }
         if !launch_options.files.is_empty() || !launch_options.named.is_empty() {
-            return unfit("a sandbox that stands has its files already".to_owned());
+            return unfit("an existing sandbox already has its files".to_owned());
         }
         match files.hide.iter().find(|path| !self.hidden.contains(path)) {
-            Some(path) => unfit(format!("the sandbox was made without {} being hidden", path.to_escaped())),
+            Some(path) => unfit(format!("the sandbox was created without {} being hidden", path.to_escaped())),
             None => Ok(()),
         }
     }

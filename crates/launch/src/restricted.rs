@@ -153,7 +153,7 @@ impl ReadAllowList<'_> {
     fn allow_beneath(&self, ruleset: &Ruleset, path: &Path, budget: &mut usize) -> Result<(), LaunchError> {
         *budget = budget.checked_sub(1).ok_or_else(|| LaunchError::Path {
             path: path.to_owned(),
-            why: format!("more than {MAX_ENTRIES} entries stand beside hidden paths"),
+            why: format!("more than {MAX_ENTRIES} entries are beside hidden paths"),
         })?;
         match (self.is_shown(path), self.is_whole(path)) {
             (true, true) if !self.is_around_hidden(path) => allow_one(ruleset, path),

@@ -181,7 +181,7 @@ impl TempSize {
     /// Makes the size for `bytes`, with a number of files in proportion.
     pub(super) fn new(bytes: u64) -> Result<Self, LaunchError> {
         let text = |number: u64| {
-            CString::new(number.to_string()).map_err(|_| LaunchError::Unfit("a size is no number".to_owned()))
+            CString::new(number.to_string()).map_err(|_| LaunchError::Unfit("a size is not a number".to_owned()))
         };
         Ok(Self { bytes: text(bytes)?, files: text(temp_inodes(bytes))? })
     }
@@ -218,21 +218,21 @@ impl InitStep {
             }
             Self::Namespaces => ("namespaces", "mounts", "a mount namespace of its own".into()),
             Self::KeyRing => ("key-ring", "key-ring", "an empty session key ring".into()),
-            Self::PrivateMounts => ("private-mounts", "mounts", "cut from the host's mounts".into()),
+            Self::PrivateMounts => ("private-mounts", "mounts", "separated from the host's mounts".into()),
             Self::Proc => ("proc", "mounts", "/proc of the own PID namespace, read-only".into()),
             Self::Quotas(_) => (
                 "quotas",
                 "user-namespace",
-                "half of the user's file watches, where the kernel lets that be set".into(),
+                "half of the user's file watches, if the kernel supports that limit".into(),
             ),
             Self::CopyRoot => ("copy-root", "mounts", "a copy of the host's".into()),
             Self::Stage { workspace, .. } => {
                 let path = RawText::from(workspace.path.as_bytes()).to_escaped();
-                ("stage", "mounts", format!("what is written in {path} waits in a stage"))
+                ("stage", "mounts", format!("writes to {path} go to a stage"))
             }
             Self::Merge { lower, .. } => {
                 let path = RawText::from(lower.path.as_bytes()).to_escaped();
-                ("merge", "mounts", format!("what is written in {path} stays in a layer"))
+                ("merge", "mounts", format!("writes to {path} stay in a layer"))
             }
             Self::TakeLayers => ("merge", "mounts", "layers that the runs of the workspace share".into()),
             Self::Root { .. } => ("root", "mounts", "the host's root, read-only".into()),
@@ -244,25 +244,23 @@ impl InitStep {
                 ("devices", "mounts", format!("/dev with {} devices and its own terminals", devices.len()))
             }
             Self::Watch(names) => ("watch", "mounts", format!("{} hidden paths watched", names.len())),
-            Self::Network => (
-                "network",
-                "network-namespace",
-                "its own loopback, to which every address leads, and nothing else".into(),
-            ),
-            Self::SwapRoot => ("swap-root", "mounts", "the host's root is gone".into()),
+            Self::Network => {
+                ("network", "network-namespace", "only its own loopback, to which all addresses route".into())
+            }
+            Self::SwapRoot => ("swap-root", "mounts", "the host's root is unmounted".into()),
             Self::AdoptOrphans => ("adopt-orphans", "processes", "orphans are adopted and ended".into()),
             Self::DropPrivileges => {
                 ("drop-privileges", "capabilities", "none in any set of the command, no_new_privs".into())
             }
             Self::EmptyRoot(_) => {
-                ("empty-root", "mounts", "a root of its own, nothing of the host's in it but what is named".into())
+                ("empty-root", "mounts", "its own root, which contains only the named files of the host".into())
             }
-            Self::HoldWalls => ("hold-walls", "walls", "held open for the commands to come".into()),
-            Self::Enter(_) => ("enter", "walls", "those of the sandbox, with all of its commands".into()),
+            Self::HoldWalls => ("hold-walls", "walls", "kept open for later commands".into()),
+            Self::Enter(_) => ("enter", "walls", "those of the sandbox, shared by all its commands".into()),
             Self::Allow(paths) => {
-                ("allow", "mounts", format!("{} places that the command may change by itself", paths.len()))
+                ("allow", "mounts", format!("{} paths that the command may change directly", paths.len()))
             }
-            Self::Opaque => ("opaque", "processes", "closed to what runs beside it until its program begins".into()),
+            Self::Opaque => ("opaque", "processes", "closed to other processes until its program starts".into()),
         }
     }
 
@@ -341,7 +339,7 @@ fn describe_attachment(attachment: &MountAttachment) -> String {
         MountKind::Writable => format!("{path} writable"),
         MountKind::Staged => format!("{path} staged"),
         MountKind::Kept => format!("{path} private, kept for later runs"),
-        MountKind::Merged(_) => format!("{path} beneath what runs of the workspace write"),
+        MountKind::Merged(_) => format!("{path} as lower layer of the writes of the workspace's runs"),
         MountKind::Readable | MountKind::Visible { .. } => format!("{path} read-only"),
         MountKind::Hidden(_) => format!("{path} hidden"),
         MountKind::Masked => format!("{path} masked"),

@@ -102,7 +102,7 @@ fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> 
     let raw = directory.as_raw();
     let refused = |why: &str| LifecycleError::Directory { directory: raw.clone(), why: why.to_owned() };
     let held = hold_plain(raw.as_path()).map_err(|errno| match errno {
-        Errno::LOOP => refused("a link leads there"),
+        Errno::LOOP => refused("a symbolic link leads there"),
         errno => refused(&errno.to_string()),
     })?;
     // A directory without read permission is not usable as a workspace.

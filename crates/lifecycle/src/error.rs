@@ -15,7 +15,7 @@ pub enum LifecycleError {
     #[error("{}", error_text(.0))]
     Walls(#[from] SandboxError),
     /// No kind of sandbox meets the requirements.
-    #[error("no sandbox can be had: {0}\nhint: `stockade doctor` shows what this machine can do")]
+    #[error("no sandbox is available: {0}\nhint: `stockade doctor` shows what this machine can do")]
     NoKind(String),
     /// A directory of the host cannot be a workspace.
     #[error("`{}` cannot be a workspace: {why}\nhint: name a directory of yours by its ordinary path", directory.to_escaped())]
@@ -29,7 +29,7 @@ pub enum LifecycleError {
     #[error("the workspace could not be copied: {0}")]
     Copy(#[from] FilesError),
     /// The files of the sandbox could not be created or removed.
-    #[error("what the sandbox `{id}` keeps could not be {what}: {source}")]
+    #[error("the files of the sandbox `{id}` could not be {what}: {source}")]
     Place {
         /// Id of the sandbox.
         id: SandboxId,

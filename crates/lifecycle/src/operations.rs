@@ -66,11 +66,11 @@ impl DestroyReason {
     /// Returns the text for a user.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Asked => "its user asked for it",
-            Self::Expired => "its time to live is over",
-            Self::Idle => "its idle time is over",
+            Self::Asked => "its user requested it",
+            Self::Expired => "its time to live has expired",
+            Self::Idle => "its idle time has expired",
             Self::Abandoned => "its owner process was killed",
-            Self::Restarted => "it is not kept over a restart",
+            Self::Restarted => "it does not survive a restart",
         }
     }
 }
@@ -370,7 +370,7 @@ impl Lifecycle {
             self.remove_places(id)
         };
         if let Err(error) = ends() {
-            tracing::warn!("what was made of the sandbox {id} is left to the next: {error}");
+            tracing::warn!("the files of the failed sandbox {id} are left for the next cleanup: {error}");
         }
     }
 

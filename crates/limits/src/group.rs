@@ -387,7 +387,7 @@ fn disk_of(path: &Path) -> Result<(u32, u32), String> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     if !entry.exists() {
-        return Err("the workspace lies on no disk of this machine".to_owned());
+        return Err("the workspace is not on a disk of this machine".to_owned());
     }
     if !entry.join("partition").exists() {
         return Ok((major, minor));
@@ -395,7 +395,7 @@ fn disk_of(path: &Path) -> Result<(u32, u32), String> {
     let text = entry.canonicalize().ok().and_then(|real| fs::read_to_string(real.parent()?.join("dev")).ok());
     let numbers = text.as_deref().and_then(|text| text.trim().split_once(':'));
     let numbers = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    numbers.ok_or_else(|| "the disk of the workspace's partition is not to be found".to_owned())
+    numbers.ok_or_else(|| "cannot find the disk of the workspace's partition".to_owned())
 }
 
 /// Returns the prefix of this process's group names. Process ids repeat, at once in different

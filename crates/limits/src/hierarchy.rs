@@ -88,7 +88,7 @@ pub(super) fn find_bases(controller_list: &[Controller]) -> Result<Vec<GroupBase
         found.extend(mount.directory_of(path).and_then(|path| find_nearest_base(&path, &mount.point, &remaining)));
     }
     if found.is_empty() {
-        return Err("no control group here may be written by this user".to_owned());
+        return Err("this user may not write to any control group here".to_owned());
     }
     Ok(found)
 }

@@ -46,7 +46,7 @@ use scope::ServiceManager;
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     /// No mechanism of this machine can enforce a limit.
-    #[error("this machine cannot hold the limit {limit} {amount}: {why}")]
+    #[error("this machine cannot enforce the limit {limit} {amount}: {why}")]
     Unheld {
         /// The limit.
         limit: LimitKind,
@@ -65,7 +65,7 @@ impl LimitError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unheld { limit, .. } => Some(format!(
-                "leave {limit} out, or run where a control group may be made: as root, or within \
+                "remove {limit}, or run where a control group can be created: as root, or within \
                  `systemd-run --user --scope -p Delegate=yes`"
             )),
             Self::Unopened(_) => None,
@@ -102,9 +102,9 @@ pub fn can_have_group() -> bool {
 }
 
 /// Report text for limits without a control group.
-const WITHOUT_GROUP_TEXT: &str = "resource limits and a watch alone, no control group";
+const WITHOUT_GROUP_TEXT: &str = "only resource limits and a watch, no control group";
 /// Report text for the remedy if only a group can enforce a limit.
-const SCOPE_TEXT: &str = "the service manager is asked for a scope where nothing else holds a limit";
+const SCOPE_TEXT: &str = "the service manager is asked for a scope if nothing else enforces a limit";
 
 /// Makes a group for those of `limits` that a group can enforce. Returns the reason if there is
 /// none.
@@ -169,7 +169,7 @@ impl LimitGuard {
         let holders = report::find_mechanisms(&limits, level, group.as_deref());
         if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == LimitMechanism::Nothing) {
             let refused = group.as_deref().and_then(|group| group.refusal_reason(*limit));
-            let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
+            let why = refused.unwrap_or(if absent.is_empty() { "no mechanism here enforces it" } else { &absent });
             return Err(LimitError::Unheld {
                 limit: *limit,
                 amount: limit.format_amount(*amount),

@@ -64,13 +64,13 @@ impl ControlGroup {
     /// The reason why they did not freeze; all processes then run on.
     pub fn freeze_and_wait(&self) -> Result<(), String> {
         if !self.set_frozen(true) {
-            return Err("no control group here stops processes".to_owned());
+            return Err("no control group here can freeze processes".to_owned());
         }
         let deadline = Instant::now() + PAUSE_TIMEOUT;
         while !self.is_fully_frozen() {
             if Instant::now() >= deadline {
                 self.set_frozen(false);
-                return Err(format!("its processes did not stand still within {} s", PAUSE_TIMEOUT.as_secs()));
+                return Err(format!("its processes did not freeze within {} s", PAUSE_TIMEOUT.as_secs()));
             }
             thread::sleep(POLL_INTERVAL);
         }

@@ -37,7 +37,9 @@ impl LimitMechanism {
     fn report_text(self, limit: LimitKind, group: Option<&ControlGroup>) -> (&'static str, bool) {
         let one = group.is_some_and(|group| group.is_v1(limit));
         match self {
-            Self::Group if limit == LimitKind::Io && one => ("control group v1, not what is written back later", false),
+            Self::Group if limit == LimitKind::Io && one => {
+                ("control group v1, without data that is written back later", false)
+            }
             Self::Group if one => ("control group v1", true),
             Self::Group => ("control group v2", true),
             Self::Resource => ("each process", true),
@@ -46,8 +48,8 @@ impl LimitMechanism {
             Self::Clock => ("clock", true),
             Self::Capture => ("kept output", true),
             Self::Watch => ("watched", limit == LimitKind::CpuTime),
-            Self::WatchedFilesystem => ("watched, with what others make on the filesystem", false),
-            Self::AsDisk => ("counted as disk alone", false),
+            Self::WatchedFilesystem => ("watched, including files of others on the filesystem", false),
+            Self::AsDisk => ("counted only as disk", false),
             Self::Nothing => ("not held", false),
         }
     }

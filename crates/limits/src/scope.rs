@@ -146,10 +146,10 @@ fn await_in(pid: u32, name: &str, until: Instant) -> Result<PathBuf, String> {
     loop {
         if let Some(path) = group_of(pid).filter(|path| path.ends_with(name)) {
             let found = super::hierarchy::resolve_group_path(&path);
-            return found.ok_or_else(|| format!("the group {} is not to be seen here", path.display()));
+            return found.ok_or_else(|| format!("the control group {} is not visible here", path.display()));
         }
         if Instant::now() > until {
-            return Err("the service manager gave no scope in time".to_owned());
+            return Err("the service manager did not create a scope in time".to_owned());
         }
         thread::sleep(POLL_INTERVAL);
     }

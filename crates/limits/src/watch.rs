@@ -288,7 +288,8 @@ impl LimitWatch {
         let group =
             self.group.as_ref().filter(|group| asks(LimitKind::Memory) && group.enforces_limit(LimitKind::Memory))?;
         let (amount, used) = (self.limits.memory_bytes?, group.memory_in_use()?);
-        let value = format!("{} are used, and at the limit the kernel ends what asks for more", text_of(used));
+        let value =
+            format!("{} are used, and at the limit the kernel kills a process that requests more", text_of(used));
         (used > amount - amount / MEMORY_LEFT_DIVISOR).then_some(ExceededLimit {
             limit: LimitKind::Memory,
             value,
@@ -413,7 +414,7 @@ impl LimitWatch {
             let is_of_file = outcome.breach.is_none() && by == Some(Signal::XFSZ.as_raw());
             let limits = [LimitKind::FileSize, LimitKind::Disk].into_iter().filter(|_| is_of_file);
             if let Some(limit) = limits.into_iter().find(|limit| self.limits.get(*limit).is_some()) {
-                outcome.denials.push(self.limit_denial(limit, "a file was to become larger", (None, None)));
+                outcome.denials.push(self.limit_denial(limit, "a file would have become larger", (None, None)));
             }
         }
         outcome

@@ -31,10 +31,10 @@ pub enum EndpointError {
     #[error("an endpoint starts with `https://`, e.g. `https://api.example.com/v1/messages`")]
     Scheme,
     /// Plain HTTP to another machine.
-    #[error("without encryption only this machine is reached: `http://` wants `localhost`, `127.0.0.1` or `[::1]`")]
+    #[error("`http://` has no encryption, so its host must be `localhost`, `127.0.0.1` or `[::1]`")]
     Plain,
     /// `user:password@` before the host.
-    #[error("no name or password belongs in an endpoint; the key has a setting of its own")]
+    #[error("an endpoint must not contain a user name or password; set the key in its own setting")]
     UserInfo,
     /// The host is missing or has a forbidden character.
     #[error("the host of an endpoint is a name of letters, digits, `-` and `.`, or an address (IPv6 in brackets)")]
@@ -43,7 +43,7 @@ pub enum EndpointError {
     #[error("the port of an endpoint is a number from 1 to 65535")]
     Port,
     /// A blank, a control character, a fragment, or a character outside ASCII.
-    #[error("the path of an endpoint is printable ASCII without blanks and `#`")]
+    #[error("the path of an endpoint is printable ASCII without spaces and `#`")]
     Path,
     /// The text is too long.
     #[error("an endpoint has at most {MAX_ENDPOINT_BYTES} bytes")]

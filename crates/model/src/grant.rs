@@ -49,7 +49,7 @@ pub enum Grant {
 
 /// Reason why a text is not a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no grant: {why}")]
+#[error("`{text}` is not a grant: {why}")]
 pub struct GrantError {
     text: String,
     why: &'static str,
@@ -132,9 +132,10 @@ impl FromStr for Grant {
 
     fn from_str(text: &str) -> Result<Self, GrantError> {
         let fail = |why| GrantError { text: text.escape_default().to_string(), why };
-        let (word, rest) = text.trim().split_once(char::is_whitespace).ok_or_else(|| {
-            fail("expected a power and what it is for, e.g. `write /srv/data` or `connect pypi.org:443`")
-        })?;
+        let (word, rest) = text
+            .trim()
+            .split_once(char::is_whitespace)
+            .ok_or_else(|| fail("expected a power and its object, e.g. `write /srv/data` or `connect pypi.org:443`"))?;
         let rest = rest.trim();
         match word {
             "write" => parse_path(rest).map(Self::Write).map_err(fail),
@@ -160,14 +161,14 @@ impl FromStr for Grant {
 fn parse_path(text: &str) -> Result<PathBuf, &'static str> {
     let raw = RawText::from_escaped(text).ok_or("`\\` starts an escape: write `\\\\`, `\\n`, `\\x1b` or `\\u{1b}`")?;
     if raw.as_bytes().contains(&0) {
-        return Err("a path holds no NUL byte");
+        return Err("a path must not contain a NUL byte");
     }
     let path = raw.as_path();
     if !path.is_absolute() {
         return Err("the path must be absolute");
     }
     if path.components().any(|c| matches!(c, Component::ParentDir)) {
-        return Err("the path must not hold `..`");
+        return Err("the path must not contain `..`");
     }
     Ok(path.components().collect())
 }

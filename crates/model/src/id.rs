@@ -11,7 +11,7 @@ use crate::text_form::text_form;
 
 /// Reason why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no {kind} id; expected `{prefix}` and {form}")]
+#[error("`{text}` is not a valid {kind} id; expected `{prefix}` and {form}")]
 pub struct IdError {
     kind: &'static str,
     prefix: &'static str,
@@ -79,10 +79,10 @@ macro_rules! id {
     };
 }
 
-id!(RequestId, "req_", "request", TOKEN_FORM, is_token, "Names one request and everything that came of it.");
-id!(SessionId, "ses_", "session", TOKEN_FORM, is_token, "Names one agent's conversation.");
-id!(ApprovalId, "apr_", "approval", TOKEN_FORM, is_token, "Names one remembered answer.");
-id!(StageId, "stg_", "stage", TOKEN_FORM, is_token, "Names the staged writes of one run.");
+id!(RequestId, "req_", "request", TOKEN_FORM, is_token, "Identifies one request and all of its results.");
+id!(SessionId, "ses_", "session", TOKEN_FORM, is_token, "Identifies one conversation of an agent.");
+id!(ApprovalId, "apr_", "approval", TOKEN_FORM, is_token, "Identifies one stored answer.");
+id!(StageId, "stg_", "stage", TOKEN_FORM, is_token, "Identifies the staged writes of one run.");
 id!(
     SandboxId,
     "sbx_",

@@ -201,7 +201,8 @@ impl FromStr for RequestPattern {
 
     fn from_str(text: &str) -> Result<Self, HostError> {
         let fail = |why| HostError::new(text, "request pattern", why);
-        let (methods, url) = text.split_once(' ').ok_or_else(|| fail("it is a method and a URL: `GET https://a/*`"))?;
+        let (methods, url) =
+            text.split_once(' ').ok_or_else(|| fail("expected a method and a URL: `GET https://a/*`"))?;
         let methods: Vec<String> = match methods {
             "*" => Vec::new(),
             list => list.split(',').map(str::to_owned).collect(),
@@ -209,21 +210,21 @@ impl FromStr for RequestPattern {
         // RFC 9110, 9.1: methods are case-sensitive, and all known methods are upper case.
         let fits = |method: &String| (1..=32).contains(&method.len()) && method.bytes().all(|b| b.is_ascii_uppercase());
         if methods.len() > 16 || !methods.iter().all(fits) {
-            return Err(fail("methods are in upper case with `,` between: `GET,HEAD`, or `*`"));
+            return Err(fail("write methods in upper case, separated by `,`: `GET,HEAD`, or `*`"));
         }
         let (encrypted, rest, port) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
             (Some(rest), _) => (true, rest, 443),
             (_, Some(rest)) => (false, rest, 80),
             _ => return Err(fail("a URL begins with `https://` or `http://`")),
         };
-        let (authority, path) = rest.split_once('/').ok_or_else(|| fail("behind the host stands a path, e.g. `/*`"))?;
+        let (authority, path) = rest.split_once('/').ok_or_else(|| fail("a path must follow the host, e.g. `/*`"))?;
         let targets: TargetPattern = authority.parse()?;
         let has_port = targets.ports().next().is_some();
         let targets = if has_port { targets } else { TargetPattern::new(targets.host().clone(), [port]) };
         let path = format!("/{path}");
         let has_odd_star = path.to_ascii_lowercase().contains("%2a");
         if path.len() > MAX_PATH_BYTES || path.contains(['?', '#']) || has_odd_star || clear_path(&path).is_none() {
-            return Err(fail("a path is plain: no `?`, `#`, `;`, `..` or `//`, nothing escaped that needs none"));
+            return Err(fail("a path must not contain `?`, `#`, `;`, `..`, `//` or needless escapes"));
         }
         Ok(Self { methods, encrypted, targets, path })
     }

@@ -35,7 +35,7 @@ pub struct HostName(String);
 
 /// Reason why a text is not a host, a target or a pattern of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no {what}: {why}")]
+#[error("`{text}` is not a valid {what}: {why}")]
 pub struct HostError {
     text: String,
     what: &'static str,
@@ -100,7 +100,7 @@ impl FromStr for Host {
         if let Some(inner) = inner {
             return match inner.parse::<Ipv6Addr>() {
                 Ok(address) => Ok(Self::from_address(address.into())),
-                Err(_) => fail("in brackets stands an IPv6 address"),
+                Err(_) => fail("only an IPv6 address may be in brackets"),
             };
         }
         if let Ok(address) = text.parse::<IpAddr>() {
@@ -108,15 +108,15 @@ impl FromStr for Host {
         }
         let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return fail("a name has 1 to 253 letters");
+            return fail("a name has 1 to 253 characters");
         }
         for label in name.split('.') {
             let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
             if label.is_empty() || label.len() > MAX_LABEL_BYTES {
-                return fail("between dots stand 1 to 63 letters");
+                return fail("each part between dots has 1 to 63 characters");
             }
             if !label.bytes().all(fits) || label.starts_with('-') || label.ends_with('-') {
-                return fail("a name is letters, digits, `_` and `-` between dots, `-` neither first nor last");
+                return fail("a part between dots has letters, digits, `_` and `-`; `-` is neither first nor last");
             }
         }
         // Resolvers parse such a text as an address, each in a different way.
@@ -124,7 +124,7 @@ impl FromStr for Host {
         let is_number = last.bytes().all(|b| b.is_ascii_digit())
             || last.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
         if is_number {
-            return fail("it ends in a number and is no address: write four decimal numbers, e.g. `127.0.0.1`");
+            return fail("it ends in a number but is not an address: write four decimal numbers, e.g. `127.0.0.1`");
         }
         Ok(Self::Name(HostName(name)))
     }
@@ -157,9 +157,9 @@ impl FromStr for NetworkTarget {
     /// Parses `HOST:PORT` or `[V6]:PORT`.
     fn from_str(text: &str) -> Result<Self, HostError> {
         let fail = |why| HostError::new(text, "target", why);
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| fail("a port follows the host: `pypi.org:443`"))?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| fail("a port must follow the host: `pypi.org:443`"))?;
         if host.contains(':') && !host.starts_with('[') {
-            return Err(fail("an IPv6 address stands in brackets: `[::1]:443`"));
+            return Err(fail("write an IPv6 address in brackets: `[::1]:443`"));
         }
         let port = Some(port).filter(|p| p.bytes().all(|b| b.is_ascii_digit())).and_then(|p| p.parse().ok());
         let port = port.filter(|p| *p != 0).ok_or_else(|| fail("a port is a number from 1 to 65535"))?;

@@ -45,7 +45,7 @@ pub struct ProgramPattern {
 
 /// Reason why a text is not a pattern of programs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` names no program: {why}")]
+#[error("`{text}` is not a valid program: {why}")]
 pub struct ProgramPatternError {
     text: String,
     why: &'static str,
@@ -92,7 +92,7 @@ impl FromStr for ProgramPattern {
             return Err(fail("it is longer than 4096 bytes"));
         }
         if text.chars().any(char::is_control) {
-            return Err(fail("it holds a control character"));
+            return Err(fail("it contains a control character"));
         }
         let mut words = text.split(' ').filter(|word| !word.is_empty()).map(str::to_owned);
         let program = words.next().ok_or_else(|| fail("name a program, e.g. `git push` or `/usr/bin/ssh`"))?;
@@ -105,10 +105,10 @@ impl FromStr for ProgramPattern {
             return Err(fail("a program is an absolute path or a bare name"));
         }
         if directory.contains('*') {
-            return Err(fail("`*` may stand in the name of a program only, not in its directory"));
+            return Err(fail("`*` is allowed in the name of a program only, not in its directory"));
         }
         if directory.split('/').skip(1).any(|part| matches!(part, "" | "." | "..")) {
-            return Err(fail("its directory holds `.`, `..` or a double slash"));
+            return Err(fail("its directory contains `.`, `..` or a double slash"));
         }
         if matches!(name, "" | "." | "..") {
             return Err(fail("it names a directory, not a program"));
@@ -126,7 +126,7 @@ impl JsonSchema for ProgramPattern {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "A program and what its arguments start with: `PROGRAM [ARGUMENT...]`. The program is an absolute path or a bare name; in its name `*` stands for any text.",
+            "description": "A program and its first arguments: `PROGRAM [ARGUMENT...]`. The program is an absolute path or a bare name; in its name `*` matches any text.",
             "type": "string",
             "minLength": 1
         })

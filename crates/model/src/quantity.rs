@@ -18,7 +18,7 @@ pub fn duration_ms(text: &str) -> Result<u64, &'static str> {
     let factor = TIME_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
     let factor = factor.ok_or("a duration is a whole number and `ms`, `s`, `m`, `h` or `d`, e.g. `120s`")?;
     match number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
-        Some(0) => Err("a duration must be longer than nothing"),
+        Some(0) => Err("a duration must be greater than zero"),
         Some(ms) if ms <= MAX_DURATION_MS => Ok(ms),
         Some(_) => Err("a duration is at most `365d`"),
         None => Err("a duration is a whole number and a unit, e.g. `120s`"),
@@ -41,7 +41,7 @@ pub fn size_bytes(text: &str) -> Result<u64, &'static str> {
             .ok_or("a size is a whole number and `KiB`, `MiB`, `GiB` or `TiB`, e.g. `2GiB`")?,
     };
     match number.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
-        Some(0) => Err("a size must be more than nothing"),
+        Some(0) => Err("a size must be greater than zero"),
         Some(bytes) => Ok(bytes),
         None => Err("a size is a whole number and a unit, e.g. `2GiB`"),
     }
@@ -61,7 +61,7 @@ pub fn parse_thousandths(text: &str) -> Result<u64, &'static str> {
     let part: u64 = format!("{part:0<3}").parse().map_err(|_| DECIMALS_ERROR)?;
     let whole: u64 = whole.parse().ok().filter(|n| *n <= MAX_WHOLE_NUMBER).ok_or("the number is too large")?;
     match whole * 1000 + part {
-        0 => Err("the number must be more than nothing"),
+        0 => Err("the number must be greater than zero"),
         thousandths => Ok(thousandths),
     }
 }
@@ -72,7 +72,7 @@ pub fn parse_thousandths(text: &str) -> Result<u64, &'static str> {
 /// The reason for the user, if the text is not a count.
 pub fn parse_count(text: &str) -> Result<u64, &'static str> {
     let digits = Some(text).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
-    digits.and_then(|text| text.parse().ok()).filter(|n| *n > 0).ok_or("expected a whole number above nothing")
+    digits.and_then(|text| text.parse().ok()).filter(|n| *n > 0).ok_or("expected a whole number above zero")
 }
 
 /// Formats a duration, e.g. `10m`, in the largest unit that is exact.

@@ -72,7 +72,7 @@ impl FromStr for SecretUse {
         }
         let targets: TargetPattern = targets.parse().map_err(|error: HostError| error.reason())?;
         if !matches!(targets.host(), HostPattern::Exactly(_)) {
-            return Err("a secret is taken to one host: name it");
+            return Err("a secret is sent to one host only: name it");
         }
         Ok(Self { name: name.to_owned(), targets })
     }

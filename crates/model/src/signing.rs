@@ -66,7 +66,7 @@ impl FromStr for KeyFingerprint {
             {
                 Ok(Self(text.to_owned()))
             }
-            _ => Err("a key is named by its fingerprint, as `ssh-add -l` prints it: `SHA256:` and 43 characters"),
+            _ => Err("give a key by its fingerprint, as `ssh-add -l` prints it: `SHA256:` and 43 characters"),
         }
     }
 }
@@ -130,7 +130,7 @@ impl FromStr for SignUse {
             ("for", "git") => SignPurpose::Git,
             ("for", _) => return Err("a key signs `for git`, or authenticates `to` a host"),
             ("to", host) => SignPurpose::Host(ssh_target(host)?),
-            _ => return Err("after the key stands `for git` or `to HOST`"),
+            _ => return Err("`for git` or `to HOST` must follow the key"),
         };
         Ok(Self { key: key.parse()?, purpose })
     }

@@ -264,7 +264,7 @@ impl FromStr for HostPattern {
         let fail = |why| Err(HostError::new(text, "host pattern", why));
         let name_of = |rest: &str| match rest.parse()? {
             Host::Name(name) => Ok(name),
-            Host::Address(_) => Err(HostError::new(text, "host pattern", "before an address stands no `*`")),
+            Host::Address(_) => Err(HostError::new(text, "host pattern", "`*` must not precede an address")),
         };
         if text == "*" {
             return Ok(Self::Any);
@@ -277,13 +277,13 @@ impl FromStr for HostPattern {
         }
         let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         let Some((first, bits)) = inner.split_once('/') else { return text.parse().map(Self::Exactly) };
-        let Ok(first) = first.parse::<IpAddr>() else { return fail("before `/` stands an address") };
+        let Ok(first) = first.parse::<IpAddr>() else { return fail("an address must precede `/`") };
         let length = if first.is_ipv4() { 32 } else { 128 };
         let digits = Some(bits).filter(|bits| bits.bytes().all(|b| b.is_ascii_digit()));
         match digits.and_then(|bits| bits.parse().ok()) {
             Some(bits) if bits <= length && is_block_start(first, bits) => Ok(Self::from_block(first, bits)),
-            Some(bits) if bits <= length => fail("an address of a block ends in zeroes, e.g. `10.1.0.0/16`"),
-            _ => fail("after `/` stands the number of bits, at most 32 or 128"),
+            Some(bits) if bits <= length => fail("the host bits of a block must be zero, e.g. `10.1.0.0/16`"),
+            _ => fail("the number of bits must follow `/`: at most 32 or 128"),
         }
     }
 }
@@ -326,7 +326,7 @@ fn ports_of(text: &str, list: &str) -> Result<Vec<(u16, u16)>, HostError> {
     };
     let mut ports = list.split(',').take(MAX_PORTS + 1).map(range).collect::<Result<Vec<_>, _>>()?;
     if ports.len() > MAX_PORTS || ports.iter().any(|(first, last)| first > last) {
-        return Err(fail("ports are at most 64 numbers or ranges, the lower first: `80,443,8000-8100`"));
+        return Err(fail("give at most 64 ports or ranges, the lower port first: `80,443,8000-8100`"));
     }
     ports.sort_unstable();
     ports.dedup();

@@ -93,9 +93,9 @@ fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> Laye
     };
     let holding = match holds {
         (true, true) => "; holds calls that lack a power",
-        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
+        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would interrupt every held call",
         (false, _) => "",
     };
-    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
+    let tracing = if traced { "; receives every open for reading, which costs time" } else { "" };
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
 }

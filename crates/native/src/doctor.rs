@@ -92,13 +92,16 @@ pub fn diagnose_host() -> HostDiagnosis {
     let user_namespace = user_namespace();
     let inside = |trial: fn() -> Result<(), Errno>, what: &str| match user_namespace {
         Ok(()) => from_trial(trial(), what),
-        Err(_) => layer_report(LayerState::Absent, "it would lie in a user namespace, and there is none"),
+        Err(_) => layer_report(LayerState::Absent, "it needs a user namespace, which is not available"),
     };
     let layers = vec![
         ("user-namespace", report_user_namespace(user_namespace)),
         ("mounts", inside(try_mounts, "new mount API, a filesystem of its own over /proc")),
         ("proc", inside(try_proc, "/proc of a PID namespace of its own")),
-        ("network-namespace", inside(try_network, "a loopback of its own, on which every address is the door's")),
+        (
+            "network-namespace",
+            inside(try_network, "its own loopback, on which all addresses route to the egress proxy"),
+        ),
         ("landlock", try_landlock()),
         ("seccomp", from_trial(try_filter(), "a filter refuses a call")),
         ("notify", try_notify()),
@@ -113,7 +116,7 @@ fn report_user_namespace(trial: Result<(), Errno>) -> LayerReport {
     match trial {
         Err(Errno::NOSPC) => layer_report(
             LayerState::Absent,
-            "no user namespaces are left to this user (user.max_user_namespaces, or 32 nested)",
+            "this user has no user namespaces left (user.max_user_namespaces, or 32 nested)",
         ),
         other => from_trial(other, "an identity of its own for this user"),
     }
@@ -278,7 +281,7 @@ fn try_notify() -> LayerReport {
         Ok((killable, prompt)) => {
             let mut lacks = Vec::new();
             if !killable {
-                lacks.push("signals disturb questions (before kernel 5.19)");
+                lacks.push("signals interrupt brokered calls (before kernel 5.19)");
             }
             if !prompt {
                 lacks.push("answers are about ten times slower (before kernel 6.6)");

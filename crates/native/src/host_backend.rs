@@ -113,12 +113,13 @@ fn new_mark() -> Result<String, StartError> {
 }
 
 fn enclosed_report(adopts: bool) -> EnforcementReport {
-    let broker_detail = "the kernel here has no Landlock: nothing is refused, told or held but by the walls around; protected \
+    let broker_detail = "no Landlock in the kernel: only the isolation refuses calls; none is reported or held; protected \
                  names can be written";
     let (state, processes) = if adopts {
         (LayerState::Enforced, "orphans are adopted and ended")
     } else {
-        let what = "orphans are known by their environment and ended; one that changed it goes on within the walls";
+        let what =
+            "orphans are found by their environment and ended; one that changed it keeps running in the isolation";
         (LayerState::Partial, what)
     };
     let layer = |name: &str, state, detail: &str| (name.to_owned(), LayerReport { state, detail: detail.to_owned() });
@@ -240,7 +241,7 @@ fn watch_child(
         Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) => CommandEnd::Exited(code),
             (None, Some(signal)) => CommandEnd::Signaled(signal),
-            (None, None) => CommandEnd::Lost("the kernel told no exit status".to_owned()),
+            (None, None) => CommandEnd::Lost("the kernel reported no exit status".to_owned()),
         },
         Err(error) => CommandEnd::Lost(format!("waiting for the command failed: {error}")),
     };

@@ -414,7 +414,7 @@ fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, R
         Ok(Some(ExitReport { status: ProcessExit::Signaled(signal), usage, .. })) => {
             (CommandEnd::Signaled(signal), usage)
         }
-        Ok(None) => (CommandEnd::Lost("it ended without a word".to_owned()), ResourceUsage::default()),
+        Ok(None) => (CommandEnd::Lost("it ended without a report".to_owned()), ResourceUsage::default()),
         Err(error) => (CommandEnd::Lost(error.to_string()), ResourceUsage::default()),
     }
 }

@@ -105,7 +105,7 @@ impl RunSigningAgent {
 /// Returns the enforcement report on the keys of a plan, if it has any.
 pub(crate) fn signing_layer(plan: &AttemptPlan) -> Option<(String, LayerReport)> {
     let uses: Vec<String> = plan.grants.iter().filter_map(Grant::sign_use).map(ToString::to_string).collect();
-    let detail = format!("an agent of the run's own signs: {}; it passes nothing else on", uses.join(", "));
+    let detail = format!("a private ssh agent of the run signs: {}; it forwards nothing else", uses.join(", "));
     let report = LayerReport { state: LayerState::Enforced, detail };
     (!uses.is_empty()).then(|| ("ssh-agent".to_owned(), report))
 }

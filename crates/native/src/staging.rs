@@ -38,12 +38,12 @@ impl AttemptStage {
         }
         if plan.level == IsolationLevel::None {
             return Err(StartError {
-                what: "without a sandbox nothing can be staged".to_owned(),
+                what: "a run without a sandbox cannot be staged".to_owned(),
                 hint: Some("run at level full or restricted, or without a stage".to_owned()),
             });
         }
         let place = place.ok_or_else(|| StartError {
-            what: "this backend was given no place for stages".to_owned(),
+            what: "this backend has no directory for stages".to_owned(),
             hint: Some("run without a stage".to_owned()),
         })?;
         let stages = StageDirectory::open(place).map_err(stage_error)?;

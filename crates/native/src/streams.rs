@@ -76,7 +76,7 @@ fn refuse_directory(stream: BorrowedFd<'_>, name: &str) -> Result<(), StartError
     if !is_directory {
         return Ok(());
     }
-    let what = format!("{name} is a directory: from it a command would reach what is around it on the host");
+    let what = format!("{name} is a directory: through it a command could reach other directories of the host");
     Err(StartError { what, hint: Some("redirect it from a file, or from /dev/null".to_owned()) })
 }
 

@@ -48,7 +48,7 @@ impl AttemptUndo {
 
 fn undo_start_error(error: UndoError) -> StartError {
     StartError {
-        what: format!("the changes of this run cannot be kept: {error}"),
+        what: format!("cannot keep the changes of this run for undo: {error}"),
         hint: Some("run without undo".to_owned()),
     }
 }
@@ -59,8 +59,8 @@ pub(crate) fn undo_layer(plan: &AttemptPlan, undoing: Option<&AttemptUndo>) -> O
     let (state, detail) = match undoing {
         Some(_) => (
             LayerState::Enforced,
-            "what is changed in the workspace is kept first: every open for writing and every change of a name or \
-             its metadata is the broker's; what was opened before the run is not",
+            "the broker keeps originals before changes: at each open for writing and at each change of a name or \
+             its metadata; files that were opened before the run are not kept",
         ),
         None if is_staged(plan) => (LayerState::Enforced, "the workspace is not changed: writes are staged"),
         None => (LayerState::Absent, "this kind of sandbox does not keep what commands change"),

@@ -259,7 +259,7 @@ fn a_program_that_is_replaced_during_the_question_does_not_run() {
         });
         let ran = run_holding(&plan(level, &scene, "tool; echo $?", &["tool"], &[]), react);
         assert_eq!(ran.stdout, "126\n", "{level} {}", ran.stderr);
-        assert_eq!(ran.report.denials[0].rule, "it changed while the question stood");
+        assert_eq!(ran.report.denials[0].rule, "it changed while the question was open");
     }
 }
 

@@ -131,7 +131,7 @@ fn refused_as_changed(ran: &Brokered, out: &Path) {
     assert_eq!(ran.questions.len(), 1);
     assert_eq!(read(out.join("two/f")), "two\n");
     let rules: Vec<_> = ran.report.denials.iter().map(|d| (d.rule.as_str(), d.grant.as_ref())).collect();
-    assert_eq!(rules, [("it changed while the question stood", None)]);
+    assert_eq!(rules, [("it changed while the question was open", None)]);
 }
 
 #[test]

@@ -354,7 +354,7 @@ fn a_root_tree_is_all_of_the_system_there_is() {
 fn what_cannot_be_had_is_a_clear_error() {
     let text = |made: Result<Place, SandboxError>| made.err().unwrap().to_string();
     for (expected, change) in [
-        ("a level beneath `full`", (|plan| plan.level = IsolationLevel::Restricted) as fn(&mut SandboxPlan)),
+        ("a level below `full`", (|plan| plan.level = IsolationLevel::Restricted) as fn(&mut SandboxPlan)),
         ("a runtime", |plan| plan.runtime = Some("runsc".parse().unwrap())),
         ("an image", |plan| {
             plan.system = Some(GuestSystem::Image(format!("sha256:{}", "0".repeat(64)).parse().unwrap()));
@@ -366,7 +366,7 @@ fn what_cannot_be_had_is_a_clear_error() {
     }
     let empty = tempfile::tempdir().unwrap();
     let output_text = text(Place::make(|plan| plan.system = Some(GuestSystem::Tree(empty.path().to_owned()))));
-    assert!(output_text.contains("is no root tree: there is no `usr` in it"), "{output_text}");
+    assert!(output_text.contains("is not a root tree: it has no `usr`"), "{output_text}");
     let place = Place::new();
     assert!(matches!(place.sandbox.snapshot_files(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
     let output_text = place.begin(

@@ -373,6 +373,6 @@ fn one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended() {
         let none =
             NativeSandboxes::default().with_supervisor("/no/such/program".into(), Vec::new(), estate.top.path().into());
         let refused = none.create_sandbox(&estate.plan, hearing().0).err().unwrap();
-        assert!(refused.to_string().contains("cannot start a keeper"), "{refused}");
+        assert!(refused.to_string().contains("cannot start the supervisor"), "{refused}");
     });
 }

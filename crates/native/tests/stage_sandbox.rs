@@ -345,7 +345,7 @@ fn what_cannot_be_staged_does_not_run() {
         let error = refused(&restricted, elsewhere);
         assert!(error.what.contains("another filesystem"), "{error:?}");
         let error = refused(&scene.plan("touch ran"), NativeBackend::default());
-        assert!(error.what.contains("no place"), "{error:?}");
+        assert!(error.what.contains("no directory for stages"), "{error:?}");
         let inside = NativeBackend::default().with_stages_dir(scene.workspace().join("stages"));
         let error = refused(&scene.plan("touch ran"), inside);
         assert!(error.what.contains("cannot be staged"), "{error:?}");

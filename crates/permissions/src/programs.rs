@@ -306,7 +306,7 @@ mod tests {
             ("/usr/bin/npm test", "runs"),
             (
                 "/usr/bin/git push --force",
-                "Overwrites or removes what others have at the remote, effect overwrites-remote by git",
+                "Overwrites or removes data of others at the remote, effect overwrites-remote by git",
             ),
             ("/usr/bin/git push", "runs"),
             // The content of git's settings is judged when they are written.

@@ -47,7 +47,7 @@ impl EgressReach {
         match self.lists.listed_with(granted.iter(), target) {
             TargetListing::Allowed(pattern) | TargetListing::Granted(pattern) if self.is_unmeant(&granted, target) => {
                 Err(PermissionRefusal {
-                    rule: format!("{target} is this machine itself, which `{pattern}` does not speak of"),
+                    rule: format!("{target} is this machine itself, which `{pattern}` does not match"),
                     grant: Some(Grant::connect_to(target)),
                 })
             }

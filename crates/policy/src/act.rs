@@ -145,7 +145,7 @@ pub(crate) fn collect_rule_statements(found: &MatchedRules<'_>, answers: &ModeAn
     let voice = |(rule, sure): &(&PolicyRule, RuleMatch)| {
         let (verdict, reason) = match (rule.effect, sure) {
             (PolicyVerdict::Deny, RuleMatch::Certain) => (PolicyVerdict::Deny, rule.justification.clone()),
-            (PolicyVerdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
+            (PolicyVerdict::Deny, _) => (answers.rule_ask, format!("it may be denied: {}", rule.justification)),
             _ => (answers.rule_ask, rule.justification.clone()),
         };
         new_statement(verdict, rule_name(rule), reason)
@@ -219,7 +219,7 @@ impl PermissionCheck {
         match act {
             Act::Tool { name, .. } => {
                 // A tool acts outside the sandbox, so no profile contains the power.
-                let why = format!("no rule speaks of the tool `{}`", RawText::from(name).to_escaped());
+                let why = format!("no rule is about the tool `{}`", RawText::from(name).to_escaped());
                 Self::Missing { class: GrantClass::Other, grant: None, why, guarded: false }
             }
             Act::File { path, operation } => Self::of_file(settings, &profile, path, operation, stage),

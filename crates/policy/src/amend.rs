@@ -33,12 +33,12 @@ const WRAPPERS: NameList = NameList::new(include_str!("../knowledge/more_wrapper
 pub enum AmendError {
     /// The text is not a list of plain commands.
     #[error(
-        "the command is not plain, so no rule says what it means\nhint: answer for the session, or run its parts one by one"
+        "the command is not plain, so no rule can describe it\nhint: answer for the session, or run its parts one by one"
     )]
     NotPlain,
     /// The program runs other code that it is given.
     #[error(
-        "`{program}` is {kind}: one yes would stand for everything it may run\nhint: answer for this time or for the session"
+        "`{program}` is {kind}: one approval would cover everything it may run\nhint: answer for this time or for the session"
     )]
     RunsOthers {
         /// The program, escaped.
@@ -53,13 +53,13 @@ pub enum AmendError {
         program: String,
     },
     /// A word contains `*`, which matches any text in a pattern.
-    #[error("`{word}` holds `*`, which in a rule means anything\nhint: write the rule by hand")]
+    #[error("`{word}` contains `*`, which matches anything in a rule\nhint: write the rule by hand")]
     HasPattern {
         /// The word, escaped.
         word: String,
     },
     /// The power is over guarded paths or hosts.
-    #[error("`{grant}` is over what is hidden or protected\nhint: {instead}")]
+    #[error("`{grant}` covers hidden or protected files\nhint: {instead}")]
     Guarded {
         /// The grant.
         grant: String,
@@ -254,7 +254,7 @@ fn with_rule(file: &Path, source: &str, draft: &DraftRule) -> Result<String, Con
             let tables =
                 own.get("rules").and_then(Item::as_array_of_tables).cloned().unwrap_or_else(ArrayOfTables::new);
             let list = document.get_mut("rules").and_then(Item::as_array_mut).ok_or_else(|| {
-                ConfigError::new(file, None, "`rules` is no list").with_hint("write rules as `[[rules]]`")
+                ConfigError::new(file, None, "`rules` is not a list").with_hint("write rules as `[[rules]]`")
             })?;
             for table in tables.iter().map(Table::clone) {
                 list.push(table.into_inline_table());

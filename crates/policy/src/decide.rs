@@ -244,7 +244,10 @@ impl<'a> DecisionContext<'a> {
             return;
         }
         if insists {
-            voices.push(deny("sandbox require: profile host has none", "a sandbox is insisted on"));
+            voices.push(deny(
+                "sandbox require: profile host has none",
+                "the request or the configuration requires a sandbox",
+            ));
         } else if !self.settings.allow_host.value {
             let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
             voices.push(deny("allow_host: not permitted", why));
@@ -400,7 +403,7 @@ impl<'a> DecisionContext<'a> {
             (PolicyVerdict::Deny, RuleMatch::Certain) => voice(PolicyVerdict::Deny, justification),
             // The words exist, but it is uncertain whether they are executed: only a user may answer.
             (PolicyVerdict::Deny, _) => {
-                voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}"))
+                voice(self.answers.rule_ask, format!("it may contain a denied command: {justification}"))
             }
             _ if rule.approver == ApproverName::Person => voice(self.answers.rule_ask, justification),
             _ => voice(self.answers.rule_ask, justification).with_question(StatementQuestion::Run),

@@ -100,14 +100,14 @@ pub(crate) fn check_section(section: &EgressSection) -> Result<(), EgressSection
         }
     }
     if let Some(i) = section.special.iter().position(|pattern| !pattern.is_of_addresses()) {
-        let why = format!("`{}` is no address", section.special[i]);
+        let why = format!("`{}` is not an address", section.special[i]);
         let hint = "`special` lists addresses that names may lead to: `10.1.0.0/16:443`";
         return fault(format!("egress.special[{i}]"), why, hint);
     }
     for (limit, value) in LIMIT_FIELDS.iter().map(|limit| (limit, (limit.written)(&section.limits))) {
         if value == Some(0) {
             let hint = "leave `allow` empty, or deny `*`, to reach nothing";
-            return fault(limit.key.to_owned(), "with a limit of nothing nothing is reached".to_owned(), hint);
+            return fault(limit.key.to_owned(), "with a limit of zero, no host can be reached".to_owned(), hint);
         }
     }
     if section.secrets.len() > MAX_SECRETS {
@@ -120,7 +120,7 @@ pub(crate) fn check_section(section: &EgressSection) -> Result<(), EgressSection
 fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionError> {
     let key = |rest: &str| format!("egress.secrets.{name}{rest}");
     if !is_secret_name(name) {
-        let why = format!("`{name}` is no name of a secret");
+        let why = format!("`{name}` is not a valid secret name");
         return Err(EgressSectionError {
             key: key(""),
             why,
@@ -132,8 +132,8 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionE
         entry.patterns().iter().all(narrow)
     };
     if secret.hosts.is_empty() || !secret.hosts.iter().all(named) {
-        let why = format!("`{name}` could go anywhere, or nowhere");
-        return Err(EgressSectionError { key: key(".hosts"), why, hint: "name the hosts that it is for" });
+        let why = format!("`{name}` could be sent to any host, or to none");
+        return Err(EgressSectionError { key: key(".hosts"), why, hint: "name the hosts that may receive it" });
     }
     if let SecretSourceText::File(path) = &secret.from
         && path.is_in_workspace()

@@ -131,7 +131,7 @@ impl FromStr for SecretSourceText {
         match text.split_once(' ') {
             Some(("env", name)) => name.parse().map(Self::Env),
             Some(("file", path)) => path.parse().map(Self::File),
-            _ => text_error("a place is `env NAME` or `file PATH`, never the value itself"),
+            _ => text_error("give `env NAME` or `file PATH`, never the value itself"),
         }
     }
 }
@@ -201,8 +201,7 @@ impl fmt::Display for UpstreamAddress {
 impl FromStr for UpstreamAddress {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        const PROXY_FORM: &str =
-            "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; a password has a key of its own";
+        const PROXY_FORM: &str = "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; set a password in its own key";
         let (kind, rest) = match text.split_once("://") {
             Some(("http", rest)) => (UpstreamKind::Http, rest),
             Some(("socks5" | "socks5h", rest)) => (UpstreamKind::Socks5, rest),

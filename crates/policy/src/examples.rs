@@ -175,7 +175,7 @@ impl ExampleRunner<'_> {
 
     fn parse_session(&self, name: &str) -> Result<SessionId, ConfigError> {
         let parsed = name.parse().or_else(|_| format!("ses_{name}").parse());
-        parsed.map_err(|_| self.error_at("session", format!("`{name}` is no session")))
+        parsed.map_err(|_| self.error_at("session", format!("`{name}` is not a session")))
     }
 
     /// Returns the working directory of an example; a pattern or an invalid path means the workspace.
@@ -261,10 +261,10 @@ fn count_matches(spoken: &mut [u64], found: impl Iterator<Item = RuleMatch>) {
 
 fn fault_of(example: &PolicyExample, decision: &Decision) -> Option<String> {
     if decision.verdict != example.expect {
-        return Some("the decision is another".to_owned());
+        return Some("the decision does not match".to_owned());
     }
     match &example.rule {
-        Some(rule) if !decision.rule.contains(rule.as_str()) => Some(format!("another rule decided than `{rule}`")),
+        Some(rule) if !decision.rule.contains(rule.as_str()) => Some(format!("the deciding rule is not `{rule}`")),
         _ => None,
     }
 }

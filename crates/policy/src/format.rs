@@ -29,7 +29,7 @@ pub fn format_config(file: &Path, source: &str) -> Result<String, ConfigError> {
     let text = document.to_string();
     let same = |text: &str| text.parse::<toml::Table>().ok();
     if same(&text) != same(source) {
-        return Err(ConfigError::new(file, None, "it cannot be laid out without changing what it means")
+        return Err(ConfigError::new(file, None, "it cannot be formatted without changing its meaning")
             .with_hint("please report it, with the file"));
     }
     Ok(text)

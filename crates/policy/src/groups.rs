@@ -52,7 +52,7 @@ fn parse_groups(text: &str) -> Result<Vec<HostGroup>, String> {
         let mut hosts = Vec::new();
         for part in &groups {
             let Some(known) = all.iter().find(|known| known.name == *part) else {
-                return Err(format!("{name}: no group `{part}` stands above it"));
+                return Err(format!("{name}: no group `{part}` is defined above it"));
             };
             hosts.extend(known.hosts.iter().cloned());
         }
@@ -148,8 +148,8 @@ mod tests {
         let c = one("c", "groups = [\"b\", \"a\"]");
         check_read(&format!("{a}{b}"), Ok(&["x.example.com:443", "y.example.com:443", "z.example.com:443"]));
         check_read(&format!("{a}{b}{c}"), Ok(&["x.example.com:443", "y.example.com:443", "z.example.com:443"]));
-        check_read(&format!("{b}{a}"), Err("b: no group `a` stands above it"));
-        check_read(&one("d", "groups = [\"d\"]"), Err("d: no group `d` stands above it"));
+        check_read(&format!("{b}{a}"), Err("b: no group `a` is defined above it"));
+        check_read(&one("d", "groups = [\"d\"]"), Err("d: no group `d` is defined above it"));
     }
 
     #[test]

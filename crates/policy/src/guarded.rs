@@ -69,7 +69,7 @@ impl std::fmt::Display for GuardedPlace {
 /// power, and an answer about it applies this time only.
 pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
     let Some(places) = GUARDED_ENTRIES.as_ref() else {
-        let (what, instead) = ("a place that could not be looked up".to_owned(), "name the power yourself".to_owned());
+        let (what, instead) = ("a place that could not be checked".to_owned(), "name the power yourself".to_owned());
         return Some(GuardedPlace { what, instead });
     };
     if let Some(found) = find_credentials(power, home, |entry| entry.starts_with('~')) {
@@ -157,7 +157,7 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
             RawText::from(subject.name()).to_escaped()
         )),
         Grant::Effect(subject) => Some(format!(
-            "nothing agrees to `{subject}` beforehand; run it at a terminal, where you are asked, or do this step \
+            "no rule approves `{subject}` in advance; run it at a terminal and answer there, or do this step \
              yourself, outside"
         )),
         _ => None,

@@ -56,7 +56,7 @@ impl FromStr for HostEntry {
             return find_named_group(name).map(|group| Self(HostEntryKind::Group(group)));
         }
         if text.contains("://") {
-            return text_error("a host stands without scheme and path: `pypi.org:443`");
+            return text_error("write a host without scheme and path: `pypi.org:443`");
         }
         match text.parse() {
             Ok(pattern) => Ok(Self(HostEntryKind::Pattern(pattern))),
@@ -85,7 +85,7 @@ fn find_named_group(name: &str) -> Result<&'static HostGroup, TextError> {
 pub fn check_breadth(pattern: &TargetPattern) -> Result<(), TextError> {
     match pattern.host().parent() {
         Some(parent) if is_public_suffix(parent.as_str()) => {
-            text_error(format!("`{pattern}` is too wide: anybody can get a name beneath `{parent}`, a public suffix"))
+            text_error(format!("`{pattern}` is too wide: anyone can register a name under `{parent}`, a public suffix"))
         }
         _ => Ok(()),
     }

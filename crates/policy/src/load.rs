@@ -262,7 +262,7 @@ fn open_file(
             unsuitable("it is a symbolic link", "put the file itself there")
         }
         Err(Errno::NOTDIR) if flags.contains(OFlags::DIRECTORY) => {
-            unsuitable("it is no directory, or a symbolic link to one", "put a directory there, or remove it")
+            unsuitable("it is not a directory, or it is a symbolic link to one", "put a directory there, or remove it")
         }
         Err(error) => Err(LoadError::Read { path: shown_path.to_owned(), source: error.into() }),
     }
@@ -274,7 +274,7 @@ fn read_file(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
     let file = File::from(file);
     let metadata = file.metadata().map_err(fail)?;
     if !metadata.is_file() {
-        return unsuitable("it is no regular file", "put a file there, or remove it");
+        return unsuitable("it is not a regular file", "put a file there, or remove it");
     }
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;

@@ -136,7 +136,7 @@ impl LayerFile<'_> {
     fn widening_error(&self, key: &str, why: &str) -> ConfigError {
         let layer = self.layer.layer;
         let error_text = format!("`{key}` in {layer} configuration: {why}");
-        let hint = format!("a {layer} may only tighten; say this in your own configuration if you mean it");
+        let hint = format!("a {layer} may only tighten; to widen the policy, edit your own configuration");
         self.error_at(key, error_text).with_hint(hint)
     }
 
@@ -207,7 +207,7 @@ impl LayerFile<'_> {
 
     fn check_outgoing<T>(&self, section: &str, result: Result<T, SectionError>) -> Result<T, ConfigError> {
         if self.only_narrows() {
-            return Err(self.widening_error(section, "what leaves this machine is for its people to say"));
+            return Err(self.widening_error(section, "only users of this machine may configure what leaves it"));
         }
         result.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
     }
@@ -315,18 +315,18 @@ impl LayerFile<'_> {
             }
         }
         if let Some(variable) = section.env.malformed_name() {
-            let error = self.error_at(&key(".env.set"), format!("`{variable}` is no variable's name"));
+            let error = self.error_at(&key(".env.set"), format!("`{variable}` is not a variable name"));
             return Err(error.with_hint("a variable is letters, digits and `_`, not starting with a digit"));
         }
         if let Some((variable, _)) = section.env.set.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(self.error_at(&key(".env.set"), format!("the value of `{variable}` holds a NUL byte")));
+            return Err(self.error_at(&key(".env.set"), format!("the value of `{variable}` contains a NUL byte")));
         }
         if let Some(0..16) = section.limits.open_files {
-            return Err(self.error_at(&key(".limits.open_files"), "with fewer than 16 descriptors nothing runs"));
+            return Err(self.error_at(&key(".limits.open_files"), "a run needs at least 16 descriptors"));
         }
         for (name, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
             if amount == Some(0) {
-                return Err(self.error_at(&key(&format!(".limits.{name}")), "must be more than nothing"));
+                return Err(self.error_at(&key(&format!(".limits.{name}")), "must be greater than zero"));
             }
         }
         if let Err(fault) = egress::check_section(&section.egress) {
@@ -362,7 +362,7 @@ impl LayerFile<'_> {
             (
                 "stage",
                 section.stage == Some(false) && has(ProfileSpec::has_staged_writes),
-                "writes would wait for nobody",
+                "writes would no longer be staged",
             ),
             ("undo", section.undo == Some(false) && has(ProfileSpec::has_undo), "changes could not be undone"),
             ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes), "it would keep more"),
@@ -484,7 +484,8 @@ impl LayerFile<'_> {
             return Err(hint_profile(self.error_at(&at, format!("there is no profile `{name}`")), settings, name));
         };
         if !spec.sandboxed {
-            let error = self.error_at(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
+            let error = self
+                .error_at(&at, format!("the profile `{name}` has no sandbox, and a rule cannot remove the sandbox"));
             return Err(error.with_hint("name a profile with a sandbox"));
         }
         self.check_not_wider(settings, &at, name, spec)

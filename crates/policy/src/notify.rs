@@ -95,10 +95,10 @@ impl NotifySection {
 fn check_program(words: &[String]) -> Result<(), SectionError> {
     let wrong = |why, remedy| Err(("notify.program", why, remedy));
     match words.first() {
-        None => wrong("a program has a path", "write `[\"/usr/bin/notify-send\", \"stockade\"]`, or leave it out"),
+        None => wrong("a program needs a path", "write `[\"/usr/bin/notify-send\", \"stockade\"]`, or leave it out"),
         Some(path) if !path.starts_with('/') => wrong("a program is named by its absolute path", "write it whole"),
         _ if words.len() > MAX_WORDS || words.iter().any(|word| word.len() > MAX_WORD_BYTES || word.contains('\0')) => {
-            wrong("a program has at most 64 words of at most 4,096 bytes, none of them 0", "shorten it")
+            wrong("a program has at most 64 words of at most 4,096 bytes, without NUL bytes", "shorten it")
         }
         _ => Ok(()),
     }

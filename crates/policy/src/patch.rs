@@ -51,7 +51,7 @@ fn of_envelope(text: &str) -> Result<Vec<FileChange>, PatchError> {
         let wrong = |why| Err(PatchError { line: i + 1, why });
         let Some(header) = line.strip_prefix("*** ") else { continue };
         if ended {
-            return wrong("something follows `*** End Patch`");
+            return wrong("there is text after `*** End Patch`");
         }
         let mut push = |path: &str, operation| {
             let path = path.trim().to_owned();
@@ -96,7 +96,8 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
                 _ => remaining = (remaining.0.saturating_sub(1), remaining.1.saturating_sub(1)),
             }
         } else if let Some(hunk) = line.strip_prefix("@@ -") {
-            remaining = hunk_lines(hunk).ok_or(PatchError { line: i + 1, why: "the hunk's numbers cannot be read" })?;
+            remaining = hunk_lines(hunk)
+                .ok_or(PatchError { line: i + 1, why: "the line numbers of the hunk are not valid" })?;
         } else if let Some(name) = line.strip_prefix("--- ") {
             old = Some(diff_name(name, "a/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?);
         } else if let Some(name) = line.strip_prefix("+++ ") {
@@ -108,17 +109,17 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
         } else if let Some(name) = line.strip_prefix("rename to ").or(line.strip_prefix("copy to ")) {
             changes.push(FileChange { path: name.to_owned(), operation: FileOperation::Create });
         } else if line.starts_with("GIT binary patch") || line.starts_with("Binary files ") {
-            return wrong("a binary patch is not judged file by file");
+            return wrong("a binary patch cannot be checked file by file");
         }
     }
     if remaining != (0, 0) {
-        return Err(PatchError { line: text.lines().count(), why: "the last hunk is cut off" });
+        return Err(PatchError { line: text.lines().count(), why: "the last hunk is incomplete" });
     }
     changes.dedup();
     Ok(changes)
 }
 
-const QUOTED_NAME_REASON: &str = "a quoted name is not judged file by file";
+const QUOTED_NAME_REASON: &str = "a quoted file name cannot be checked file by file";
 
 fn derive_changes(old: &str, new: &str) -> Vec<FileChange> {
     let change = |path: &str, operation| FileChange { path: path.to_owned(), operation };

@@ -75,7 +75,7 @@ impl<'de> Deserialize<'de> for WordPattern {
                     words.push(word);
                 }
                 WordPattern::from_alternatives(words)
-                    .ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
+                    .ok_or_else(|| A::Error::custom("a list of alternatives needs at least one word"))
             }
         }
         deserializer.deserialize_any(Words)
@@ -95,7 +95,7 @@ impl JsonSchema for WordPattern {
                 { "type": "string" },
                 { "type": "array", "items": { "type": "string" }, "minItems": 1, "maxItems": MAX_ALTERNATIVES }
             ],
-            "description": "A word, or a list of words of which any will do."
+            "description": "A word, or a list of alternative words."
         })
     }
 }
@@ -153,10 +153,10 @@ impl FromStr for PathPattern {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_PATTERN_BYTES || text.chars().any(char::is_control) {
-            return text_error("a path holds no control characters and at most 4096 bytes");
+            return text_error("a path has no control characters and at most 4096 bytes");
         }
         if text.contains(['$', '[', ']', '{', '}', '\\']) {
-            return text_error("in a path pattern `*`, `?` and `**` stand for something, and nothing else does");
+            return text_error("a path pattern has no wildcards other than `*`, `?` and `**`");
         }
         let found = if text.starts_with("**/") { Some((PathAnchor::Root, text)) } else { split_anchor(text) };
         let Some((anchor, rest)) = found else {
@@ -165,10 +165,10 @@ impl FromStr for PathPattern {
         let parts: Vec<String> =
             rest.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect();
         if parts.iter().any(|part| part == "..") {
-            return text_error("a path must not hold `..`");
+            return text_error("a path must not contain `..`");
         }
         if parts.iter().any(|part| part.contains("**") && part != "**") {
-            return text_error("`**` stands alone between slashes");
+            return text_error("`**` must be alone between slashes");
         }
         Ok(Self { anchor, parts })
     }
@@ -176,7 +176,7 @@ impl FromStr for PathPattern {
 text_form!(
     PathPattern,
     r"^(/|~$|~/|\.$|\./|\*\*/)",
-    "A path; `*` and `?` stay within a name, `**` stands for any number of directories."
+    "A path; `*` and `?` match within a name, `**` matches any number of directories."
 );
 
 /// A path of a fact: a pattern, or everything outside the workspace.
@@ -263,11 +263,11 @@ impl FromStr for GrantText {
         match grant_with(text, Path::new("/home/u"), Path::new("/workspace")) {
             Some(Grant::Connect(targets)) => check_breadth(&targets).map(|()| Self(text.to_owned())),
             Some(grant) if grant.is_answer_only() => {
-                text_error("an effect is agreed to when it is asked about, not beforehand")
+                text_error("an effect is approved when its question is asked, not in advance")
             }
             Some(_) => Ok(Self(text.to_owned())),
             None => {
-                text_error("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`")
+                text_error("a grant is a power and its object, e.g. `write ~/.cache/pip` or `connect pypi.org:443`")
             }
         }
     }

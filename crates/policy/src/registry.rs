@@ -71,4 +71,5 @@ impl PolicyRegistry {
 }
 
 /// Notice that is shown once if no policy is configured.
-pub const BUILT_IN_NOTICE: &str = "no policy is configured: the built-in one holds (`stockade policy table` shows it)";
+pub const BUILT_IN_NOTICE: &str =
+    "no policy is configured: the built-in policy applies (`stockade policy table` shows it)";

@@ -32,7 +32,7 @@ pub enum ResolveError {
         hint: String,
     },
     /// The workspace is not absolute and normal.
-    #[error("the workspace `{path}` is not an absolute path without `..`\nhint: name the directory whole")]
+    #[error("the workspace `{path}` is not an absolute path without `..`\nhint: give an absolute path")]
     MalformedWorkspace {
         /// The path, escaped.
         path: String,
@@ -49,7 +49,7 @@ pub enum ResolveError {
     },
     /// A power would reach files that govern the run (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files in `{own}`\nhint: choose a directory that neither holds them nor lies in them"
+        "`{power} {path}` would reach Stockade's own files in `{own}`\nhint: choose a directory that neither contains them nor is inside them"
     )]
     OwnFiles {
         /// `write`, `read`, `socket` ...
@@ -61,7 +61,7 @@ pub enum ResolveError {
     },
     /// A second mount shows Stockade's own files within reach of a power (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target {}",
+        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither contains them nor is inside them, or unmount it: findmnt --target {}",
         shell_quoted(place)
     )]
     OwnByMount {
@@ -79,7 +79,7 @@ pub enum ResolveError {
     Mounts(#[from] MountsError),
     /// A power could change the way to Stockade's own files (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or let it lead to a directory in which no run may write"
+        "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or point it to a directory that no run may write"
     )]
     OwnLink {
         /// `write`.
@@ -112,7 +112,7 @@ pub enum ResolveError {
         hint: String,
     },
     /// A secret would be sent to a denied host.
-    #[error("`{grant}`: the profile denies `{entry}`\nhint: nothing lifts a `deny` but its owner's own edit")]
+    #[error("`{grant}`: the profile denies `{entry}`\nhint: only the owner of the `deny` can remove it")]
     DeniedSecret {
         /// The grant.
         grant: String,

@@ -90,7 +90,7 @@ impl FromStr for ModelName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return text_error("a model's name is printable ASCII without blanks, at most 128 characters");
+            return text_error("a model's name is printable ASCII without spaces, at most 128 characters");
         }
         Ok(Self(text.to_owned()))
     }
@@ -144,7 +144,7 @@ impl ReviewSection {
         let ModelName(model) = self.model.clone().ok_or_else(|| missing("review"))?;
         let timeout_ms = self.timeout.map_or(MAX_TIMEOUT_MS, |timeout| timeout.0);
         if timeout_ms > MAX_TIMEOUT_MS {
-            return Err(("review.timeout", "a question waits for an opinion `5s` at most", "shorten it"));
+            return Err(("review.timeout", "a question waits at most `5s` for the reviewer", "shorten it"));
         }
         let key = match (&self.key_env, &self.key_file) {
             (None, None) => ReviewKey::None,
@@ -172,7 +172,7 @@ impl ReviewSection {
 pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, SectionError> {
     match path {
         ConfigPath::Workspace(_) => {
-            Err((key, "what a workspace holds is not trusted with this", "write an absolute path, or `~/...`"))
+            Err((key, "files of a workspace are not trusted for this", "write an absolute path, or `~/...`"))
         }
         path => Ok(path.resolve_path(home, home)),
     }

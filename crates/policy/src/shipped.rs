@@ -92,8 +92,8 @@ pub(crate) fn credential_groups() -> &'static [(Vec<&'static str>, &'static str)
     &GROUPS
 }
 
-const LIMITS_REASON: &str = "a bound that ordinary work does not meet";
-const PROJECT_FILES_REASON: &str = "runs when somebody builds, tests or installs the project";
+const LIMITS_REASON: &str = "a limit that ordinary work does not reach";
+const PROJECT_FILES_REASON: &str = "runs when a user builds, tests or installs the project";
 const PROTECT_REASON: &str = "carries code or configuration that the host later trusts";
 
 fn empty_profile(content: &ShippedFile) -> ProfileSpec {

@@ -241,7 +241,7 @@ impl SuggestionBuilder<'_> {
             return is_guarded.then_some("it reaches credentials or a part of the system: agree each time");
         };
         if path.to_str().is_none_or(|text| text.chars().any(char::is_control) || text.contains(['*', '?', '[', '$'])) {
-            return Some("its name has no form in a configuration");
+            return Some("its name cannot be written in a configuration");
         }
         if own_reached(self.settings, self.workspace, grant).is_some() {
             return Some("it is Stockade's own");
@@ -255,7 +255,7 @@ impl SuggestionBuilder<'_> {
             return Some("it is a protected name: agree each time");
         }
         if path == Path::new("/") {
-            return Some("it is everything");
+            return Some("it covers all files");
         }
         is_guarded.then_some("it is a credential or a part of the system: agree each time")
     }
@@ -276,7 +276,7 @@ impl SuggestionBuilder<'_> {
                 Some(draft) => return suggestion.rules.push(draft),
                 None => "it is for more than one port: name one",
             },
-            Grant::Env(_) => "its name is that of a secret",
+            Grant::Env(_) => "its name looks like that of a secret",
             Grant::Socket(_) => "a socket may be a way out of the sandbox",
             Grant::Exec(_) => "a program is agreed to each time",
             Grant::Effect(_) => "an effect is agreed to each time",
@@ -375,7 +375,7 @@ impl PolicySuggestion {
         let mut text = String::new();
         for made in &self.generalised {
             let to = if made.reads { " to read" } else { "" };
-            let line = format!("{} stands for {} paths{to}", made.directory.display(), made.from.len());
+            let line = format!("{} replaces {} paths{to}", made.directory.display(), made.from.len());
             text.push_str(&format_comment(&line));
         }
         if !self.profile.is_empty() {

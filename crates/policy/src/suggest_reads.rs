@@ -39,9 +39,9 @@ pub(super) fn suggest_reads(
         } else if let Some(why) = maker.find_guard_reason(&grant) {
             suggestion.left_out.push((grant, why));
         } else if holds_hidden() {
-            suggestion.left_out.push((grant, "too much was read there to name it, and it holds more than that"));
+            suggestion.left_out.push((grant, "too many files were read there, and the directory contains more"));
         } else if reading.files > 0 && !generalise {
-            suggestion.left_out.push((grant, "too many files to name: with --generalise it stands for them"));
+            suggestion.left_out.push((grant, "too many files to list: with --generalise the directory covers them"));
         } else if paths.len() >= MAX_POWERS {
             suggestion.left_out.push((grant, "there are too many"));
         } else if reading.files > 0 {

@@ -220,10 +220,10 @@ impl FromStr for ConfigPath {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
-            return text_error("a path holds no control characters and at most 4096 bytes");
+            return text_error("a path has no control characters and at most 4096 bytes");
         }
         if text.contains(['*', '?', '[']) {
-            return text_error("patterns are not supported in paths: name the directory, it covers what is beneath it");
+            return text_error("patterns are not supported in paths: name the directory, it covers everything in it");
         }
         if text.contains('$') {
             return text_error("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
@@ -232,7 +232,7 @@ impl FromStr for ConfigPath {
             return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
         };
         if Path::new(rest).components().any(|c| matches!(c, Component::ParentDir)) {
-            return text_error("a path must not hold `..`");
+            return text_error("a path must not contain `..`");
         }
         // A second slash after `~/` must not make the rest absolute.
         let normal: PathBuf = Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect();
@@ -274,12 +274,12 @@ impl FromStr for PassPattern {
     fn from_str(text: &str) -> Result<Self, TextError> {
         variable_characters(text, "*")?;
         if text.strip_suffix('*').unwrap_or(text).contains('*') {
-            return text_error("here `*` may stand only at the end");
+            return text_error("here `*` is allowed only at the end");
         }
         Ok(Self(text.to_owned()))
     }
 }
-text_form!(PassPattern, r"^[A-Za-z_][A-Za-z0-9_]*\*?$|^\*$", "A variable's name; a trailing `*` matches any tail.");
+text_form!(PassPattern, r"^[A-Za-z_][A-Za-z0-9_]*\*?$|^\*$", "A variable's name; a trailing `*` matches any suffix.");
 
 impl DropPattern {
     /// Returns the written form.
@@ -295,7 +295,7 @@ impl FromStr for DropPattern {
         Ok(Self(text.to_owned()))
     }
 }
-text_form!(DropPattern, r"^[A-Za-z_*][A-Za-z0-9_*]*$", "A variable's name; each `*` stands for any text.");
+text_form!(DropPattern, r"^[A-Za-z_*][A-Za-z0-9_*]*$", "A variable's name; each `*` matches any text.");
 
 /// Name of one variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

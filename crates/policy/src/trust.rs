@@ -137,7 +137,7 @@ pub enum TrustError {
     },
     /// The file has another name, by which it could be written.
     #[error(
-        "{0} has another name, by which a run could write it\nhint: make it a file of its own: cp {1} {1}.new && mv {1}.new {1}",
+        "{0} has a second hard link, through which a run could write it\nhint: replace it by a copy: cp {1} {1}.new && mv {1}.new {1}",
         quote_path(place),
         shell_word(place)
     )]

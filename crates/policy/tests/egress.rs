@@ -178,7 +178,7 @@ fn a_grant_for_a_public_suffix_makes_no_profile() {
     };
     assert_eq!(
         resolve("connect **.com:443").unwrap_err(),
-        "`connect **.com:443`: `**.com:443` is too wide: anybody can get a name beneath `com`, a public suffix\n\
+        "`connect **.com:443`: `**.com:443` is too wide: anyone can register a name under `com`, a public suffix\n\
          hint: name the hosts, or the domain that owns them"
     );
     assert_eq!(resolve("connect *.example.com:443"), Ok(()));

@@ -492,7 +492,7 @@ fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
             let request = request("git push --force origin main", "/home/dev/x", mode, &["connect github.com:22"]);
             let ruling = rule_on(&settings("/home/dev", source), &request, &assessment, true);
             assert_eq!(ruling.decision.verdict, verdict, "{mode:?} {source}");
-            let reason = "overwrites-remote: Overwrites or removes what others have at the remote.";
+            let reason = "overwrites-remote: Overwrites or removes data of others at the remote.";
             assert!(ruling.decision.reasons.iter().any(|r| r == reason), "{mode:?} {:?}", ruling.decision.reasons);
         }
     }

@@ -94,7 +94,7 @@ rule = "no-push"
     let failed: Vec<&str> = report.failed_results().map(|result| result.subject.as_str()).collect();
     assert_eq!(failed, ["ls", "cargo build"]);
     let last = report.results.last().unwrap();
-    assert_eq!(last.fault.as_deref(), Some("another rule decided than `no-push`"));
+    assert_eq!(last.fault.as_deref(), Some("the deciding rule is not `no-push`"));
     assert_eq!((last.expected, last.decision.verdict), (PolicyVerdict::Allow, PolicyVerdict::Allow));
     assert_eq!(report.spoken, [1, 2, 1, 1, 0]);
     let mut twice = report.clone();

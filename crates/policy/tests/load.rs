@@ -96,11 +96,11 @@ fn a_project_file_is_a_plain_file_in_the_workspace() {
     world.refused("symbolic link");
     fs::remove_file(ws.join(".stockade")).unwrap();
     fs::create_dir(ws.join(".stockade.toml")).unwrap();
-    world.refused("no regular file");
+    world.refused("not a regular file");
     fs::remove_dir(ws.join(".stockade.toml")).unwrap();
     let fifo = ws.join(".stockade.toml");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::from(0o600), 0).unwrap();
-    world.refused("no regular file");
+    world.refused("not a regular file");
     fs::remove_file(&fifo).unwrap();
     world.write("ws/.stockade.toml", "");
     world.write("ws/.stockade/config.toml", "");
@@ -169,7 +169,7 @@ fn a_file_with_another_name_is_refused() {
     world.load().unwrap();
     fs::create_dir_all(world.top.path().join("ws")).unwrap();
     fs::hard_link(world.top.path().join("config/stockade/config.toml"), world.top.path().join("ws/c")).unwrap();
-    world.refused("has another name, by which a run could write it");
+    world.refused("has a second hard link, through which a run could write it");
     fs::remove_file(world.top.path().join("ws/c")).unwrap();
     world.load().unwrap();
 }

@@ -103,14 +103,14 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
     let cases = [
         (GOOD.replace("endpoint", "endpont"), "3:1: unknown key `endpont`\nhint: did you mean `endpoint`?"),
         (GOOD.replace("anthropic", "antropic"), "2:7: unknown value `antropic`\nhint: did you mean `anthropic`?"),
-        (plain, "without encryption only this machine is reached"),
-        (GOOD.replace("https://", "https://u:p@"), "no name or password belongs in an endpoint"),
+        (plain, "`http://` has no encryption"),
+        (GOOD.replace("https://", "https://u:p@"), "an endpoint must not contain a user name or password"),
         (GOOD.replace("m-1", "m 1"), "a model's name is printable ASCII"),
-        (with("timeout = \"6s\""), "5:1: `review.timeout`: a question waits for an opinion `5s` at most"),
+        (with("timeout = \"6s\""), "5:1: `review.timeout`: a question waits at most `5s` for the reviewer"),
         (with("key_env = \"A\"\nkey_file = \"~/k\""), "6:1: `review.key_file`: the key is in `key_env` or"),
         (with("key_env = \"A-B\""), "a variable is letters, digits"),
-        (with("key_file = \"./k\""), "5:1: `review.key_file`: what a workspace holds is not trusted"),
-        (with("certificates = \"./ca\""), "5:1: `review.certificates`: what a workspace holds"),
+        (with("key_file = \"./k\""), "5:1: `review.key_file`: files of a workspace are not trusted"),
+        (with("certificates = \"./ca\""), "5:1: `review.certificates`: files of a workspace"),
         (with("key = \"sk-123\""), "unknown key `key`"),
     ];
     for (source, expected) in cases {

@@ -258,7 +258,7 @@ fn a_traced_run_hides_what_it_did_not_read() {
     "#);
     let reasons: Vec<String> = found.left_out.iter().map(|(grant, why)| format!("{grant}: {why}")).collect();
     insta::assert_snapshot!(reasons.join("\n"), @"
-    read /home/u/.cargo/registry: too many files to name: with --generalise it stands for them
+    read /home/u/.cargo/registry: too many files to list: with --generalise the directory covers them
     read /home/u/.gitconfig: it is a protected name: agree each time
     read /home/u/.ssh/config: it is among credentials: agree each time, or reveal it by hand
     ");

@@ -12,9 +12,9 @@ const MAX_SUMMARY_CHARACTERS: usize = 300;
 pub(crate) enum AnswerError {
     #[error("its answer is not in the form it was asked for")]
     Malformed,
-    #[error("its answer names a risk that there is not")]
+    #[error("its answer names an unknown risk")]
     UnknownRisk,
-    #[error("it would not answer")]
+    #[error("it refused to answer")]
     Refused,
     #[error("its answer was cut short")]
     Unfinished,

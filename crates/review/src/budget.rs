@@ -41,7 +41,7 @@ pub(crate) enum BudgetError {
     Calls(u64),
     #[error("the budget of this session is used up ({0} bytes)")]
     Bytes(u64),
-    #[error("the budget of this session cannot be kept: {0}")]
+    #[error("the budget of this session cannot be stored: {0}")]
     File(#[from] std::io::Error),
 }
 

@@ -43,7 +43,7 @@ pub enum KeyError {
     #[error("the key is not used: others may read {}", RawText::from(.0.as_path()).to_escaped())]
     Open(PathBuf),
     /// The key is not valid in a header.
-    #[error("the key is not used: it is no line of printable ASCII")]
+    #[error("the key is not used: it is not one line of printable ASCII")]
     Malformed,
 }
 

@@ -141,7 +141,7 @@ impl Reviewer for ModelReviewer {
             Err(_) => &[],
         };
         if let Err(why) = self.budget.add_received(request.session.as_ref(), received.len() as u64) {
-            debug!(%why, "what was received is not counted");
+            debug!(%why, "the received bytes are not counted");
         }
         let redactor = self.build_redactor(key.as_ref());
         let response = (!received.is_empty()).then(|| Self::recorded_text(received, &redactor));

@@ -303,7 +303,7 @@ fn hostile_answers() {
     }
     for risk in ["none", "Low", "allow", ""] {
         let report = format!(r#"{{"summary":"x","risk":"{risk}","categories":[]}}"#);
-        check(ModelApi::Anthropic, sends(ok(&message(&report))), Err("names a risk that there is not"));
+        check(ModelApi::Anthropic, sends(ok(&message(&report))), Err("names an unknown risk"));
     }
     check(ModelApi::OpenAi, sends(ok("not json")), Err(form));
     check(ModelApi::OpenAi, sends(ok(&"[".repeat(60_000))), Err(form));
@@ -328,7 +328,7 @@ fn broken_http() {
     check(ModelApi::OpenAi, sends("HTTP/1.1 200"), Err("cut off"));
     check(ModelApi::OpenAi, sends(""), Err("cut off"));
     let coded = format!("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    check(ModelApi::OpenAi, sends(coded), Err("no HTTP that is understood"));
+    check(ModelApi::OpenAi, sends(coded), Err("not valid HTTP"));
     for head in [
         "SSH-2.0-OpenSSH_9.6\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n",

@@ -202,7 +202,7 @@ impl<'c> Classifier<'c> {
             ScriptStatement::Background(inner, at) => {
                 self.record_ask("background", "Something is left running in the background.", *at);
                 if self.endless_loop > 0 {
-                    self.record_denial("process-bomb", "Starts processes without end.", *at);
+                    self.record_denial("process-bomb", "Starts processes endlessly.", *at);
                 }
                 self.walk_child(std::slice::from_ref(inner), stdin)
             }
@@ -217,7 +217,7 @@ impl<'c> Classifier<'c> {
                 self.endless_loop += usize::from(endless);
                 out.merge_taints(&self.walk_block(body, stdin));
                 self.endless_loop -= usize::from(endless);
-                self.record_ask("loop", "A loop whose end is not in the text.", (0, 0));
+                self.record_ask("loop", "The end of a loop is not known before the run.", (0, 0));
                 out
             }
             ScriptStatement::Branches { words, branches } => {
@@ -227,7 +227,7 @@ impl<'c> Classifier<'c> {
                     if arguments.iter().any(ExpandedArgument::is_dynamic) {
                         self.record_ask(
                             "dynamic-word",
-                            "A decision depends on a value that is not in the text.",
+                            "A condition depends on a value that is not known before the run.",
                             word.span,
                         );
                     }
@@ -239,7 +239,7 @@ impl<'c> Classifier<'c> {
             }
             ScriptStatement::Function { name, body, span } => self.walk_function(name, body, *span, stdin),
             ScriptStatement::Unknown(inside, at) => {
-                self.record_ask("not-understood", "This part is not understood as the shell would read it.", *at);
+                self.record_ask("not-understood", "This part cannot be parsed as the shell would parse it.", *at);
                 self.walk_block(inside, stdin)
             }
         }
@@ -252,9 +252,9 @@ impl<'c> Classifier<'c> {
         at: (usize, usize),
         stdin: &DataFlow,
     ) -> DataFlow {
-        self.record_ask("defines-function", "Gives a name a new meaning.", at);
+        self.record_ask("defines-function", "Redefines the name of a command.", at);
         if rules::is_process_bomb(name, body) {
-            self.record_denial("process-bomb", "A function that starts itself again and again.", at);
+            self.record_denial("process-bomb", "A function that calls itself endlessly.", at);
         }
         self.scope.functions.insert(name.to_vec());
         let scope = self.scope.clone();
@@ -289,7 +289,7 @@ impl<'c> Classifier<'c> {
                 let mut flow = DataFlow::default();
                 arguments.iter().for_each(|a| flow.merge_taints(&a.flow));
                 self.scope.variables.insert(variable.to_vec(), VariableValue::Unknown(flow));
-                self.record_ask("dynamic-loop", "A loop over values that are not in the text.", (0, 0));
+                self.record_ask("dynamic-loop", "A loop over values that are not known before the run.", (0, 0));
                 out.merge_taints(&self.walk_block(body, stdin));
             }
         }
@@ -318,7 +318,7 @@ impl<'c> Classifier<'c> {
                 None => {
                     self.record_ask(
                         "expansion-too-large",
-                        "Braces expand to more words than can be reviewed, or to what is not known.",
+                        "Braces expand to too many words, or to words that are not known.",
                         word.span,
                     );
                     out.push(ExpandedArgument {
@@ -335,7 +335,7 @@ impl<'c> Classifier<'c> {
     fn walk_simple(&mut self, simple: &SimpleCommand, stdin: &DataFlow) -> DataFlow {
         self.commands += 1;
         if self.commands == REVIEW_COMMANDS + 1 && self.nesting == 0 {
-            self.record_ask("too-many-commands", "More commands than a person would review.", simple.span);
+            self.record_ask("too-many-commands", "Too many commands to be reviewed.", simple.span);
         }
         let arguments = self.expand_words(&simple.words);
         for assignment in &simple.assignments {
@@ -391,7 +391,11 @@ impl<'c> Classifier<'c> {
                         text
                     });
                     if target.is_dynamic() && target.only_variables().is_none_or(|v| !v.iter().all(|n| is_public(n))) {
-                        self.record_ask("dynamic-text", "Text depends on a value that is not in the script.", at);
+                        self.record_ask(
+                            "dynamic-text",
+                            "Text depends on a value that is not known before the run.",
+                            at,
+                        );
                     }
                 }
                 RedirectDirection::Read => {
@@ -414,7 +418,7 @@ impl<'c> Classifier<'c> {
             return flow;
         }
         if target.literal_value().is_none() {
-            self.record_ask("dynamic-operand", "A file to read is not in the text.", at);
+            self.record_ask("dynamic-operand", "A file to read is not known before the run.", at);
         }
         flow.merge_taints(&readers::read_file(self, target));
         flow
@@ -431,7 +435,7 @@ impl<'c> Classifier<'c> {
         self.nesting += 1;
         let bytes: usize = arguments.iter().map(|argument| argument.atoms.len() + UNITS_PER_WORD).sum();
         let flow = if !self.budget.spend_units(UNITS_PER_COMMAND + bytes as u64) {
-            self.record_ask("too-much-to-review", "More than can be reviewed.", at);
+            self.record_ask("too-much-to-review", "Too much to be reviewed.", at);
             DataFlow::default()
         } else if self.nesting > MAX_NESTING {
             self.record_ask("too-deep", "Wrapped too deeply to be reviewed.", at);
@@ -477,7 +481,7 @@ impl<'c> Classifier<'c> {
         }
         arguments.remove(0);
         if !self.budget.spend_units(arguments.len() as u64 * UNITS_PER_ARGUMENT) {
-            self.record_ask("too-much-to-review", "More than can be reviewed.", at);
+            self.record_ask("too-much-to-review", "Too much to be reviewed.", at);
             return DataFlow::default();
         }
         let invocation = Invocation::new(name, qualified, arguments, stdin, at);
@@ -504,11 +508,7 @@ impl<'c> Classifier<'c> {
         let statements = match crate::parse::parse_script(text, &self.budget) {
             Ok(statements) => statements,
             Err(_) => {
-                self.record_ask(
-                    "not-understood",
-                    "A script inside the command is more work to read than it may be.",
-                    at,
-                );
+                self.record_ask("not-understood", "A script inside the command is too complex to be analyzed.", at);
                 fallback_scan::scan_text(self, text);
                 return DataFlow::default();
             }
@@ -541,7 +541,7 @@ impl<'c> Classifier<'c> {
             Some(target) => self.absolute_path(target),
         };
         if self.scope.cwd.is_none() {
-            self.record_ask("dynamic-directory", "The directory is not in the text.", at);
+            self.record_ask("dynamic-directory", "The directory is not known before the run.", at);
         }
     }
 }

@@ -256,7 +256,7 @@ fn scan_forms(classifier: &mut Classifier, text: &[u8]) {
         for ((form, code), found) in FORM_PATTERNS.iter().zip(&mut found) {
             if !*found && text[at..].starts_with(form) {
                 *found = true;
-                classifier.record_denial(code, "Holds a form that is never harmless.", (at, at + form.len()));
+                classifier.record_denial(code, "Contains a pattern that is always harmful.", (at, at + form.len()));
             }
         }
     }

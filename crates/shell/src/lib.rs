@@ -164,7 +164,7 @@ fn walk_text<'c>(script: &[u8], context: &'c CommandContext) -> Classifier<'c> {
     } else {
         let parsed = parse::parse_script(script, &classifier.budget).ok();
         if parsed.is_none() {
-            classifier.record_ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
+            classifier.record_ask(NOT_UNDERSTOOD, "Too complex to be analyzed.", whole);
         }
         parsed
     };
@@ -242,7 +242,7 @@ fn repository_configuration(length: usize) -> Finding {
         code: "repository-configuration".to_owned(),
         tier: Tier::Ask,
         impact: Impact::Contained,
-        message: "What the repository configures could run something here.".to_owned(),
+        message: "The configuration of the repository could run a program here.".to_owned(),
         span: Some(TextSpan { start: 0, end: length }),
     }
 }

@@ -21,25 +21,25 @@ pub(crate) fn text_findings(text: &[u8], shell: bool) -> Vec<Finding> {
         });
     };
     if text.len() > MAX_REVIEWED_BYTES {
-        find("too-long", "Longer than a person would review.", 0, text.len());
+        find("too-long", "Too long to be reviewed.", 0, text.len());
     }
     if let Err(error) = std::str::from_utf8(text) {
-        find("not-utf8", "Holds bytes that are not text.", error.valid_up_to(), text.len());
+        find("not-utf8", "Contains bytes that are not text.", error.valid_up_to(), text.len());
     }
     if let Some(at) = text.iter().position(|b| b.is_ascii_control() && !matches!(b, b'\n' | b'\t')) {
-        find("control-character", "Holds a control character.", at, at + 1);
+        find("control-character", "Contains a control character.", at, at + 1);
     }
     if let Some((at, c)) = find_deceptive(text) {
         find(
             "deceptive-character",
-            "Holds a character that is invisible or passes for another.",
+            "Contains a character that is invisible or looks like another.",
             at,
             at + c.len_utf8(),
         );
     }
     if shell {
         if let Some((start, end)) = find_blanks(text) {
-            find("padding", "A long run of blanks could push something out of sight.", start, end);
+            find("padding", "A long run of spaces could hide text.", start, end);
         }
         if ends_in_continuation(text) {
             find("not-understood", "Ends in a backslash: the next line is missing.", text.len() - 1, text.len());

@@ -194,7 +194,7 @@ impl AgentFilter {
         let fingerprint = compute_fingerprint(key).ok_or(None)?;
         let signed = self.decide_signature(connection, (key, &fingerprint), data).map_err(Some)?;
         if flags & !KNOWN_FLAGS != 0 || read_key_kind(key) == Some("ssh-rsa") && flags == 0 {
-            let rule = "a signature by RSA with SHA-1, or of a kind that is not known";
+            let rule = "a signature by RSA with SHA-1, or of an unknown kind";
             return Err(Some(new_refusal(fingerprint.as_str(), rule)));
         }
         let counted =
@@ -208,7 +208,7 @@ impl AgentFilter {
         let signature = keys.sign_data(key, data, flags).ok_or_else(|| {
             Some(new_refusal(
                 fingerprint.as_str(),
-                "the person's ssh agent made no signature: locked, declined or gone",
+                "the user's ssh agent made no signature: it is locked, declined or has ended",
             ))
         })?;
         let mut answer = vec![message::SIGN_RESPONSE];
@@ -263,7 +263,7 @@ impl AgentFilter {
 }
 
 /// Rule for all other messages.
-const OTHER_MESSAGES_RULE: &str = "the ssh agent of a run lists granted keys and signs with them, no more";
+const OTHER_MESSAGES_RULE: &str = "the ssh agent of a run only lists granted keys and signs with them";
 
 fn failure_reply() -> FilterReply {
     (vec![message::FAILURE], None)
@@ -314,7 +314,10 @@ fn bound_for<'a>(
     authentication: &ServerAuthentication<'_>,
     key: &[u8],
 ) -> Result<&'a BoundSession, &'static str> {
-    let bound = connection.bound.as_ref().ok_or("nothing tells to which server: this needs ssh from OpenSSH 8.9 on")?;
+    let bound = connection
+        .bound
+        .as_ref()
+        .ok_or("the client does not name the server: this needs ssh of OpenSSH 8.9 or later")?;
     let is_its = bound.session == authentication.session
         && authentication.key == key
         && authentication.host_key.is_none_or(|host_key| host_key == bound.host_key);

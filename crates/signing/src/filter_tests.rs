@@ -114,7 +114,7 @@ fn a_key_to_a_host_authenticates_there_alone() {
         assert_eq!(last(&filter, &messages), (message::SIGN_RESPONSE, "signed user@a.example:22".to_owned()));
     }
     let plain = authentication_text(b"s1", &key(1), None);
-    let unbound = "nothing tells to which server: this needs ssh from OpenSSH 8.9 on";
+    let unbound = "the client does not name the server: this needs ssh of OpenSSH 8.9 or later";
     let stray = "an authentication for another session, server or key";
     let here = "this key may not authenticate to this server";
     let own = compute_fingerprint(&key(1)).unwrap();

@@ -32,7 +32,7 @@ const MAX_KEYS: u32 = 2048;
 pub enum AgentError {
     /// The caller has no agent.
     #[error(
-        "no ssh agent is there: SSH_AUTH_SOCK is not set\nhint: start one and add a key: eval \"$(ssh-agent)\" && ssh-add"
+        "there is no ssh agent: SSH_AUTH_SOCK is not set\nhint: start one and add a key: eval \"$(ssh-agent)\" && ssh-add"
     )]
     None,
     /// The agent does not answer.

@@ -136,7 +136,7 @@ impl CommitContext<'_> {
             return Ok(false);
         }
         if depth > MAX_DEPTH {
-            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
+            return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
         for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));
@@ -164,7 +164,7 @@ impl CommitContext<'_> {
             return Ok(());
         }
         if self.find_in_slot(&name, path)?.is_none_or(|object| object.inode() != new) {
-            return Err(PathError::from_reason(path, "its new content is gone"));
+            return Err(PathError::from_reason(path, "its new content is missing"));
         }
         let Some(there) = &place.there else {
             // The old object was moved away before an interruption, or another process removed it.
@@ -335,7 +335,7 @@ fn is_the_same(object: &TreeObject, mark: &ChangeMark) -> bool {
 }
 
 fn concurrent_change_error(path: &Path) -> PathError {
-    PathError::from_reason(path, "it changed in the workspace at this moment")
+    PathError::from_reason(path, "it changed in the workspace during the operation")
 }
 
 /// Returns the name of a slot.

@@ -339,10 +339,10 @@ impl StageChange {
 
 fn check_limits(depth: usize, count: usize, path: &Path) -> Result<(), PathError> {
     if depth > MAX_DEPTH {
-        return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
+        return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
     }
     if count > MAX_CHANGES {
-        return Err(PathError::from_reason(path, "too much is staged to be looked at"));
+        return Err(PathError::from_reason(path, "too many changes are staged to be examined"));
     }
     Ok(())
 }

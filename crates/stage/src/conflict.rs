@@ -248,7 +248,7 @@ impl ConflictCheck {
             return Ok(own);
         }
         if depth > MAX_DEPTH {
-            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
+            return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
         for name in list_entry_names(present.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));

@@ -16,12 +16,10 @@ pub enum StageError {
     #[error("cannot use the directory of stages, {0}\nhint: it must be yours alone: chmod 700")]
     Place(PathError),
     /// The stages are on a filesystem without extended user attributes.
-    #[error(
-        "cannot keep stages where no extended attributes are kept, {0}\nhint: set XDG_STATE_HOME to a directory on a disk"
-    )]
+    #[error("cannot keep stages without extended attributes, {0}\nhint: set XDG_STATE_HOME to a directory on a disk")]
     Bare(PathError),
     /// No stage has this id.
-    #[error("there is no {0}\nhint: `stockade stage list` shows what there is")]
+    #[error("there is no {0}\nhint: `stockade stage list` shows all stages")]
     Absent(StageId),
     /// A run still writes to the stage, or another command works on it.
     #[error("{0} is in use\nhint: wait for the run that writes to it, or end that run")]
@@ -35,7 +33,7 @@ pub enum StageError {
         why: String,
     },
     /// The workspace is not the directory for which the stage was made.
-    #[error("the workspace of {id} is not in its place: {why}\nhint: put it back, or discard the stage")]
+    #[error("the workspace of {id} was moved or replaced: {why}\nhint: move it back, or discard the stage")]
     Workspace {
         /// Id of the stage.
         id: StageId,
@@ -43,11 +41,11 @@ pub enum StageError {
         why: PathError,
     },
     /// A commit was interrupted and must be finished or undone first.
-    #[error("a commit of {0} was cut off\nhint: `stockade stage recover` finishes or undoes it")]
+    #[error("a commit of {0} was interrupted\nhint: `stockade stage recover` finishes or undoes it")]
     CutOff(StageId),
     /// The machine went down while a run wrote to the stage.
     #[error(
-        "{0} was being written to when the machine went down: what it holds may be torn\nhint: discard it and run again"
+        "the machine went down while a run wrote to {0}: its content may be incomplete\nhint: discard it and run again"
     )]
     Torn(StageId),
     /// The workspace cannot be staged.
@@ -76,14 +74,14 @@ pub enum StageCommitError {
         within: Option<PathBuf>,
     },
     /// The preparation failed; the workspace is unchanged.
-    #[error("cannot make the commit ready, {why}; the workspace is as it was{room}", why = .0, room = full_disk_hint(.0))]
+    #[error("cannot prepare the commit, {why}; the workspace is unchanged{room}", why = .0, room = full_disk_hint(.0))]
     Prepare(PathError),
     /// The commit failed half way, and its steps were undone.
-    #[error("the commit failed, {why}; it was undone, the workspace is as it was{room}", why = .0, room = full_disk_hint(.0))]
+    #[error("the commit failed, {why}; it was undone, the workspace is unchanged{room}", why = .0, room = full_disk_hint(.0))]
     Undone(PathError),
     /// The commit failed half way, and the undo failed, too.
     #[error(
-        "the commit failed, {failed}, and could not be undone, {undo}\nhint: mend that, then `stockade stage recover`"
+        "the commit failed, {failed}, and could not be undone, {undo}\nhint: fix that, then `stockade stage recover`"
     )]
     Stuck {
         /// First failure.

@@ -75,7 +75,7 @@ impl<'a> StepPlan<'a> {
 
     fn open_present(&self, path: &Path) -> Result<TreeObject, PathError> {
         let object = TreeObject::open_beneath(self.lower.as_fd(), path).at_path(path)?;
-        object.ok_or_else(|| PathError::from_reason(path, "it changed in the workspace at this moment"))
+        object.ok_or_else(|| PathError::from_reason(path, "it changed in the workspace during the operation"))
     }
 
     fn add_metadata_step(&mut self, change: &StageChange) -> Result<(), PathError> {

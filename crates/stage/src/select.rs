@@ -166,7 +166,7 @@ impl<'a> CommitGuard<'a> {
             HoldReason::Protected { rule, .. } => rule,
             HoldReason::Special(rule) => rule.to_owned(),
         };
-        let why = format!("with what was made beside it at this moment it is protected: {rule}");
+        let why = format!("it is protected together with a file that was just created beside it: {rule}");
         Err(PathError::from_reason(path, &why))
     }
 
@@ -217,7 +217,7 @@ impl<'a> CommitGuard<'a> {
         let is_agreed = self.powers.is_named(whole.as_os_str().as_encoded_bytes());
         let is_link = change.staged.is_some_and(|staged| staged.kind == ObjectKind::Link);
         (is_link && !is_agreed && !self.powers.units_carried_by(&whole).is_empty()).then(|| HoldReason::Protected {
-            rule: "a link would stand for a directory with protected names".to_owned(),
+            rule: "a link would replace a directory with protected names".to_owned(),
             unit: change.path.clone(),
         })
     }
@@ -229,7 +229,7 @@ impl<'a> CommitGuard<'a> {
         depth: usize,
     ) -> Result<Option<HoldReason>, PathError> {
         if depth > MAX_DEPTH {
-            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
+            return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
         for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));

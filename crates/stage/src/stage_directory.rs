@@ -472,7 +472,7 @@ fn read_meta(directory: BorrowedFd<'_>, id: &StageId) -> Result<StageMeta, PathE
     let text = read_file(directory, META_FILE, MAX_META_BYTES)?
         .ok_or_else(|| PathError::from_reason(path, "it is not there"))?;
     let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::from_reason(path, &e.to_string()))?;
-    if &meta.id == id { Ok(meta) } else { Err(PathError::from_reason(path, "it is that of another stage")) }
+    if &meta.id == id { Ok(meta) } else { Err(PathError::from_reason(path, "it belongs to another stage")) }
 }
 
 fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<Option<Vec<u8>>, PathError> {
@@ -511,7 +511,7 @@ fn mirror_metadata(workspace: &TreeObject, upper: &TreeObject) -> Result<(), Err
 fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
     let directory = open_directory(stages, id.as_str()).at_path(Path::new(id.as_str()))?;
     if super::backup_tree::is_there(directory.as_fd()) {
-        let why = "it holds what a run put aside, which is not back in the workspace";
+        let why = "it contains backups of a run that are not yet back in the workspace";
         return Err(PathError::from_reason(Path::new(id.as_str()), why));
     }
     let leaving = format!("{REMOVAL_PREFIX}{id}");

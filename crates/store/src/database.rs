@@ -76,7 +76,7 @@ pub enum StoreOpenError {
 pub enum StoreError {
     /// Another process kept the store locked.
     #[error(
-        "other processes have kept the store locked for {} s\nhint: find who has it open with `fuser`, and end what hangs",
+        "other processes have kept the store locked for {} s\nhint: find the process with `fuser`, and end it",
         BUSY_TIMEOUT_MS / 1000
     )]
     Busy,

@@ -30,7 +30,7 @@ pub enum StoreFileError {
     },
     /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
-        "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another place",
+        "`{}` is not a real {expected}: links are not followed here\nhint: remove it, or name another place",
         display_path(path)
     )]
     Kind {
@@ -48,7 +48,7 @@ pub enum StoreFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
+    #[error("other users can access `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
     Mode {
         /// Path of the file.
         path: PathBuf,

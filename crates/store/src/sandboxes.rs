@@ -81,7 +81,7 @@ pub enum SandboxStoreError {
 
 /// Returns the remedy for a state, as the rest of a message.
 fn state_remedy(state: SandboxState) -> &'static str {
-    if state == SandboxState::Paused { "\nhint: `stockade sandbox resume` lets it go on" } else { "" }
+    if state == SandboxState::Paused { "\nhint: resume it with `stockade sandbox resume`" } else { "" }
 }
 
 impl From<rusqlite::Error> for SandboxStoreError {

@@ -55,7 +55,7 @@ pub struct SupervisedSession {
 #[derive(Debug, thiserror::Error)]
 pub enum SessionBeginError {
     /// The session exists.
-    #[error("there is a session `{0}`\nhint: `stockade session end {0}`, or another --name")]
+    #[error("a session `{0}` already exists\nhint: `stockade session end {0}`, or another --name")]
     Open(SessionId),
     /// The directory is unavailable.
     #[error(transparent)]

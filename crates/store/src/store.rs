@@ -27,13 +27,13 @@ pub const MAX_LISTED: usize = 10_000;
 #[derive(Debug, thiserror::Error)]
 pub enum RememberError {
     /// The answer does not apply to later questions.
-    #[error("there is nothing left of the answer to remember")]
+    #[error("the answer has no later use to remember")]
     NothingLeft,
     /// The answer is for a session, and there is none.
     #[error("an answer for the session needs a session")]
     NoSession,
     /// The answer is too large.
-    #[error("{what} is larger than is remembered")]
+    #[error("{what} is too large to remember")]
     TooLarge {
         /// The part that is too large.
         what: &'static str,

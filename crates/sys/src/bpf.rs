@@ -163,7 +163,7 @@ pub enum CompileError {
     #[error("argument {0} does not exist; a system call has six, counted from 0")]
     NoSuchArgument(u8),
     /// A negative or x32 call number, or a number above the newest reviewed call.
-    #[error("{0} is no system call number of this architecture")]
+    #[error("{0} is not a system call number of this architecture")]
     NoSuchCall(i64),
 }
 

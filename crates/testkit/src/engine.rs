@@ -99,7 +99,7 @@ impl ContainerEngine {
             .process_group(0);
         // Files that container monitors leave in their working directory are removed with it.
         overseer.current_dir(&place);
-        let overseer = overseer.spawn().context("starting the engine's overseer")?;
+        let overseer = overseer.spawn().context("starting the engine's supervisor")?;
         let mut engine = Self { kind, place, overseer };
         engine.wait_until_ready()?;
         Ok(engine)
@@ -111,8 +111,8 @@ impl ContainerEngine {
     /// An error if it does not answer in time.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         let again = self.place.join("again");
-        let input = self.overseer.stdin.as_mut().context("its overseer is gone")?;
-        input.write_all(b"again\n").context("telling the overseer")?;
+        let input = self.overseer.stdin.as_mut().context("its supervisor has exited")?;
+        input.write_all(b"again\n").context("sending a command to the supervisor")?;
         let give_up = Instant::now() + ANSWER_TIMEOUT * slowness_factor();
         while fs::remove_file(&again).is_err() {
             ensure!(Instant::now() < give_up, "the engine was not killed");

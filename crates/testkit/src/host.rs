@@ -46,11 +46,11 @@ impl HostState {
     /// Returns the differences of a later state, in words.
     pub fn list_changes(&self, later: &Self) -> Vec<String> {
         let mut changes: Vec<String> =
-            later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
+            later.mounts.difference(&self.mounts).map(|m| format!("host mount added: {m}")).collect();
         // If the mount point is gone too, its owner has removed it: the kernel then drops the mount
         // in every namespace. A container engine unmounts first, and removes a moment later.
         let missing_mounts = self.mounts.difference(&later.mounts).filter(|m| mount_point_stays(m));
-        changes.extend(missing_mounts.map(|m| format!("host mount gone: {m}")));
+        changes.extend(missing_mounts.map(|m| format!("host mount removed: {m}")));
         if self.node_name != later.node_name || self.domain_name != later.domain_name {
             changes.push(format!("host name is now {} {}", later.node_name, later.domain_name.trim_end()));
         }

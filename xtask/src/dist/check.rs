@@ -23,6 +23,6 @@ pub fn try_artifacts(output: &Path) -> Result<()> {
     let mut script = Command::new("unshare");
     script.args(["--mount", "--propagation=private", "sh", "-euc", SCRIPT, "check"]);
     let status = script.arg(output).args([SUITE, INSIDE_SCRIPT]).status().context("cannot start unshare")?;
-    ensure!(status.success(), "the artifacts have failed a trial: {status}");
+    ensure!(status.success(), "a test of the artifacts failed: {status}");
     Ok(())
 }

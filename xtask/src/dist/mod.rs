@@ -95,7 +95,7 @@ fn build_binary(root: &Path) -> Result<PathBuf> {
 fn host_target() -> Result<String> {
     let version = output_of(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("`rustc -vV` names no host")?.to_owned())
+    Ok(host.context("`rustc -vV` does not print the host")?.to_owned())
 }
 
 fn collect_content(root: &Path, binary: &Path) -> Result<ReleaseContent> {
@@ -127,7 +127,7 @@ fn source_date(root: &Path) -> Result<u64> {
         Ok(seconds) => seconds,
         Err(_) => output_of(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(root))?,
     };
-    seconds.trim().parse().context("the date is no number of seconds: set SOURCE_DATE_EPOCH")
+    seconds.trim().parse().context("the date is not a number of seconds: set SOURCE_DATE_EPOCH")
 }
 
 /// Formats the date of the artifacts with date(1).
@@ -145,7 +145,7 @@ fn render_manual(binary: &Path) -> Result<Vec<(String, Vec<u8>)>> {
         pages.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
     }
     pages.sort();
-    ensure!(!pages.is_empty(), "`{} man` has written no page", binary.display());
+    ensure!(!pages.is_empty(), "`{} man` did not write a page", binary.display());
     Ok(pages)
 }
 

@@ -137,7 +137,7 @@ fn parse_tree_line(line: &str) -> Result<PackageKey> {
     let mut words = line.split(' ');
     let name = words.next().unwrap_or_default();
     let version = words.next().and_then(|word| word.strip_prefix('v'));
-    let version = version.with_context(|| format!("`cargo tree` has printed an unknown line: {line}"))?;
+    let version = version.with_context(|| format!("`cargo tree` printed an unknown line: {line}"))?;
     Ok((name.to_owned(), version.to_owned()))
 }
 

@@ -39,7 +39,7 @@ impl fmt::Display for Ended {
         match self {
             Self::Passed => f.write_str("passed"),
             Self::Failed(code) => write!(f, "FAILED with {code}"),
-            Self::Missing => f.write_str("FAILED: the machine ended before it did"),
+            Self::Missing => f.write_str("FAILED: the machine stopped before the test finished"),
         }
     }
 }
@@ -109,7 +109,7 @@ pub fn run(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<R
         if tries == TRIES_MAX || !is_spoilt {
             return Ok(report);
         }
-        eprintln!("the emulation met code that the kernel was changing; the machine is run anew");
+        eprintln!("the emulator ran code that the kernel was changing; restarting the machine");
         tries += 1;
     }
 }
@@ -152,7 +152,7 @@ fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Rep
     let console = read(&console).context("reading the console")?;
     let tail = console.char_indices().rev().nth(CONSOLE_TAIL).map_or(0, |(at, _)| at);
     let report =
-        Report::read(&read(&guest_output).context("reading what the machine said")?, console[tail..].to_owned());
+        Report::read(&read(&guest_output).context("reading the output of the machine")?, console[tail..].to_owned());
     Ok((report, console.contains(EMULATION_FAULT)))
 }
 

@@ -180,7 +180,7 @@ impl<'a> Wanted<'a> {
                 match rest.split_first() {
                     Some((filter, rest)) if !KERNELS.iter().any(|kernel| kernel.name == *filter) => {
                         suites.dedup_by_key(|suite| suite.target);
-                        let [suite] = suites.as_mut_slice() else { bail!("one suite alone takes a filter") };
+                        let [suite] = suites.as_mut_slice() else { bail!("give one suite if you give a filter") };
                         suite.only = filter;
                         rest.to_vec()
                     }
@@ -263,7 +263,7 @@ fn build(suites: &[Suite<'_>]) -> Result<Built> {
     arguments.extend(suites.iter().flat_map(|suite| ["--test", suite.target]));
     let is_wanted = |target: &str, is_test| is_test && suites.iter().any(|suite| suite.target == target);
     let suites = if suites.is_empty() { Vec::new() } else { cargo(&arguments, is_wanted)? };
-    let (_, stockade) = stockade.pop().context("cargo named no `stockade`")?;
+    let (_, stockade) = stockade.pop().context("cargo built no `stockade`")?;
     Ok(Built { stockade, suites })
 }
 
@@ -279,7 +279,7 @@ fn cargo(arguments: &[&str], selection: impl Fn(&str, bool) -> bool) -> Result<V
     ensure!(output.status.success(), "`cargo {}` ended with {}", arguments.join(" "), output.status);
     let mut found = Vec::new();
     for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        let message: serde_json::Value = serde_json::from_slice(line).context("reading what cargo said")?;
+        let message: serde_json::Value = serde_json::from_slice(line).context("reading the output of cargo")?;
         let target = message["target"]["name"].as_str().unwrap_or_default();
         if let Some(path) = message["executable"].as_str()
             && selection(target, message["profile"]["test"].as_bool().unwrap_or(false))

@@ -28,7 +28,7 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Installs what is missing.
 pub fn need_programs() -> Result<()> {
-    ensure!(cfg!(target_arch = "x86_64"), "the machines are x86-64 alone");
+    ensure!(cfg!(target_arch = "x86_64"), "the machines support x86-64 only");
     ensure!(rustix::process::geteuid().is_root(), "making a system tree needs root");
     let missing: Vec<&str> =
         PROGRAMS.iter().filter(|(program, _)| !exists(program)).map(|(_, package)| *package).collect();
@@ -59,7 +59,7 @@ pub fn archive() -> Result<String> {
         .flat_map(str::split_whitespace)
         .find(|word| word.contains("://") && !word.contains("security"))
         .map(str::to_owned)
-        .context("no archive stands in /etc/apt/sources.list or sources.list.d")
+        .context("no archive is listed in /etc/apt/sources.list or sources.list.d")
 }
 
 /// The unpacked package of a kernel, kept from run to run.
@@ -101,7 +101,10 @@ pub fn kernel(work: &Path, name: &str, release: &str) -> Result<PathBuf> {
     };
     run("apt-get", &["download", &format!("linux-image-{package}")])?;
     let file = fs::read_dir(&apt)?.flatten().map(|entry| entry.path());
-    let file = file.into_iter().find(|path| path.extension() == Some(OsStr::new("deb"))).context("no package came")?;
+    let file = file
+        .into_iter()
+        .find(|path| path.extension() == Some(OsStr::new("deb")))
+        .context("no package was downloaded")?;
     let part = work.join(format!("kernel-{name}.part"));
     let _ = fs::remove_dir_all(&part);
     step("dpkg-deb", &["-x", &file.display().to_string(), &part.display().to_string()], work)?;

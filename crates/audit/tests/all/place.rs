@@ -33,16 +33,16 @@ fn refused(prepare: impl FnOnce(&Path), words: &str) {
 
 #[test]
 fn a_place_that_others_could_prepare_is_refused() {
-    refused(|dir| symlink(dir.parent().unwrap(), dir).unwrap(), "not a directory of its own");
-    refused(|dir| symlink("/nonexistent", dir).unwrap(), "not a directory of its own");
-    refused(|dir| fs::write(dir, "").unwrap(), "not a directory of its own");
+    refused(|dir| symlink(dir.parent().unwrap(), dir).unwrap(), "not a real directory");
+    refused(|dir| symlink("/nonexistent", dir).unwrap(), "not a real directory");
+    refused(|dir| fs::write(dir, "").unwrap(), "not a real directory");
     for bad in [0o770, 0o702, 0o755] {
         refused(
             |dir| {
                 fs::create_dir(dir).unwrap();
                 fs::set_permissions(dir, Permissions::from_mode(bad)).unwrap();
             },
-            "others may reach",
+            "other users can access",
         );
     }
     for name in ["audit.jsonl", "head"] {
@@ -50,23 +50,26 @@ fn a_place_that_others_could_prepare_is_refused() {
             written(dir, 1);
             dir.join(name)
         };
-        refused(|dir| fs::set_permissions(fresh(dir), Permissions::from_mode(0o620)).unwrap(), "others may reach");
+        refused(
+            |dir| fs::set_permissions(fresh(dir), Permissions::from_mode(0o620)).unwrap(),
+            "other users can access",
+        );
         refused(
             |dir| {
                 let file = fresh(dir);
                 fs::rename(&file, dir.join("moved")).unwrap();
                 symlink("moved", file).unwrap();
             },
-            "not a file of its own",
+            "not a real file",
         );
-        refused(|dir| fs::hard_link(fresh(dir), dir.join("second")).unwrap(), "not a file of its own");
+        refused(|dir| fs::hard_link(fresh(dir), dir.join("second")).unwrap(), "not a real file");
         refused(
             |dir| {
                 let file = fresh(dir);
                 fs::remove_file(&file).unwrap();
                 fs::create_dir(file).unwrap();
             },
-            "not a file of its own",
+            "not a real file",
         );
         if rustix::process::geteuid().is_root() {
             refused(|dir| std::os::unix::fs::chown(fresh(dir), Some(1), None).unwrap(), "belongs to user 1");
@@ -92,7 +95,7 @@ fn reading_follows_no_link() {
     written(&dir, 1);
     fs::rename(dir.join("audit.jsonl"), dir.join("moved")).unwrap();
     symlink("moved", dir.join("audit.jsonl")).unwrap();
-    assert!(verify_audit_log(&dir).unwrap_err().to_string().contains("not a file of its own"));
+    assert!(verify_audit_log(&dir).unwrap_err().to_string().contains("not a real file"));
     assert!(query_log(&dir, Default::default()).is_err());
 }
 

@@ -191,7 +191,7 @@ fn an_open_log_notices_a_change_under_it() {
     }
     let all = lines(&dir);
     put(&dir, &all[..2]);
-    assert!(log.append_event(&event(9, "y")).unwrap_err().to_string().contains("changed by somebody else"));
+    assert!(log.append_event(&event(9, "y")).unwrap_err().to_string().contains("changed by another program"));
     // A sound line with the wrong predecessor is no torn write.
     put(&dir, &[&all[..], &all[1..2]].concat());
     assert!(log.append_event(&event(9, "y")).unwrap_err().to_string().contains("line 4"));

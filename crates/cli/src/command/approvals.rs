@@ -31,7 +31,7 @@ fn parse_approval_id(id: &str) -> Result<ApprovalId, CliError> {
 /// Opens the store if it exists: reading must not create it.
 fn open_existing_store() -> Result<Option<ApprovalStore>, CliError> {
     let path = locate_approvals_store()?;
-    let cannot = |e| CliError::new(format!("cannot look for the remembered answers at {}: {e}", quote_path(&path)));
+    let cannot = |e| CliError::new(format!("cannot look up the remembered answers at {}: {e}", quote_path(&path)));
     Ok(if path.try_exists().map_err(cannot)? { Some(ApprovalStore::open(&path)?) } else { None })
 }
 
@@ -66,7 +66,12 @@ fn list_approvals(session: Option<&str>, all: bool, json: bool) -> CommandResult
     let is_selected =
         |answer: &&ApprovalRecord| (all || answer.in_force(now_ms)) && (session.is_none() || answer.session == session);
     let found: Vec<_> = answers.iter().filter(is_selected).collect();
-    print_each(&found, json, (|answer| *answer, |answer| text::format_line(answer, now_ms)), "nothing is remembered\n")
+    print_each(
+        &found,
+        json,
+        (|answer| *answer, |answer| text::format_line(answer, now_ms)),
+        "no answers are remembered\n",
+    )
 }
 
 fn show_approval(id: &ApprovalId, json: bool) -> CommandResult {
@@ -82,7 +87,7 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
     let Some(answer) = find_approval(id)? else { return report_absent_approval(id) };
     let revoked = open_existing_store()?.map(|store| store.revoke_answer(id, now_ms())).transpose()?.unwrap_or(false);
     if !revoked {
-        print_remark("it was taken back before\n");
+        print_remark("it was revoked before\n");
         return Ok(exit::SUCCESS);
     }
     // Revoked before it is recorded: a failure to write the audit log must not keep a grant in

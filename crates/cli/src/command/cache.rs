@@ -91,7 +91,7 @@ fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, CliError> {
 
 fn list_caches(store: Option<&CacheStore>, json: bool) -> CommandResult {
     let found = store.map(CacheStore::list_workspaces).transpose()?.unwrap_or_default();
-    print_each(&found, json, (caches_to_json, text::format_line), "no run has written in the caches of tools\n")
+    print_each(&found, json, (caches_to_json, text::format_line), "no run has written to the caches of tools\n")
 }
 
 fn caches_to_json(caches: &WorkspaceCaches) -> Value {
@@ -129,13 +129,13 @@ fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> Co
     print_output(&out)?;
     if count == 0 && !json {
         print_remark(&match workspace {
-            Some(workspace) => format!("there are none of {}\n", quote_path(workspace)),
-            None => "there are none\n".to_owned(),
+            Some(workspace) => format!("there are no caches of {}\n", quote_path(workspace)),
+            None => "there are no caches\n".to_owned(),
         });
     }
     for caches in &used {
         let what = format!("the caches of {} are in use", quote_path(caches.workspace.as_path()));
-        crate::print_error(&CliError::new(what).with_hint("wait until its runs are over, or end them"));
+        crate::print_error(&CliError::new(what).with_hint("wait until its runs have ended, or end them"));
     }
     Ok(if used.is_empty() { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }

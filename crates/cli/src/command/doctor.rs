@@ -172,7 +172,8 @@ impl TrialDirectory {
         let workspace = std::env::temp_dir().join(&name);
         let cannot = |e: std::io::Error| {
             let shown = crate::failure::quote_path(&workspace);
-            CliError::new(format!("cannot make {shown} to try in: {e}")).with_hint("set TMPDIR to a directory of yours")
+            CliError::new(format!("cannot make {shown} for the checks: {e}"))
+                .with_hint("set TMPDIR to a directory of yours")
         };
         fs::DirBuilder::new().mode(0o700).create(&workspace).map_err(cannot)?;
         let workspace = workspace.canonicalize().map_err(cannot)?;

@@ -235,8 +235,10 @@ fn build_policy_engine(
 fn leaves_output(typed: &RunArgs) -> Result<bool, CliError> {
     let captured = matches!(typed.json, Some(None));
     if captured && typed.tty {
-        return Err(CliError::new("a command with a terminal of its own leaves no standard output for its outcome")
-            .with_hint("write --json=FILE"));
+        return Err(CliError::new(
+            "a command with its own terminal uses standard output, so the outcome cannot be written there",
+        )
+        .with_hint("write --json=FILE"));
     }
     Ok(captured)
 }

@@ -57,7 +57,7 @@ pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Resu
 
 fn recover_now(state: &StateDirectory, json: bool) -> CommandResult {
     let found = open_stages(state)?.map(|stages| recover_all(&stages, None)).transpose()?.unwrap_or_default();
-    print_each(&found, json, (recovered_json, text::format_recovery), "no commit was cut off\n")
+    print_each(&found, json, (recovered_json, text::format_recovery), "no commit was interrupted\n")
 }
 
 fn recovered_json(recovered: &RecoveryResult) -> Value {
@@ -295,7 +295,7 @@ fn discard_one(stages: &StageDirectory, target: &StageTarget, log: &AuditLog, js
     let stage = match stages.open_for_changes(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;
-            print_output(&format!("{} is gone\n", target.id))?;
+            print_output(&format!("removed {}\n", target.id))?;
             return Ok(exit::SUCCESS);
         }
         other => other?,

@@ -82,12 +82,14 @@ pub fn undo_run(typed: &UndoArgs) -> CommandResult {
     let log = AuditLog::open(&state)?;
     if typed.forget {
         if !target.paths.is_empty() {
-            return Err(CliError::new("what is kept of a run is forgotten as a whole").with_hint("name no paths"));
+            return Err(
+                CliError::new("the undo data of a run can only be removed as a whole").with_hint("name no paths")
+            );
         }
         store.remove_run(&target.run.request)?;
         log.record_now(target.run.request.clone(), None, EventKind::Forgotten)?;
         let line = json!({ "run": id, "end": "forgotten" });
-        return print_result(typed.json, &line, || format!("forgot what run {id} changed\n"));
+        return print_result(typed.json, &line, || format!("removed the undo data of run {id}\n"));
     }
     let run = store.open_run(&target.run.request)?;
     let done = run.restore_paths(&target.paths, typed.skip_conflicts, &mut |_| Ok(()))?;
@@ -134,7 +136,7 @@ fn end_of(done: &RestoreResult, skips_conflicts: bool) -> u8 {
     for failed in &done.failed {
         let failure = CliError::new(format!("not restored: {failed}"));
         // The current file may be removed already; the backup is kept until it is restored.
-        crate::print_error(&if failed.is_full { failure.with_hint("make room and run it again") } else { failure });
+        crate::print_error(&if failed.is_full { failure.with_hint("free space and run it again") } else { failure });
     }
     let is_whole = done.is_done && done.failed.is_empty() && (done.comparison.conflicts.is_empty() || skips_conflicts);
     if is_whole { exit::SUCCESS } else { exit::NEGATIVE_RESULT }
@@ -142,7 +144,7 @@ fn end_of(done: &RestoreResult, skips_conflicts: bool) -> u8 {
 
 fn tell_killed(found: &UndoComparison) {
     if found.was_killed {
-        print_remark("• the run was killed: what was changed between its end and now counts as its own\n");
+        print_remark("• the run was killed: changes between its end and now count as its own\n");
     }
 }
 

@@ -80,7 +80,7 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         EventKind::Attached { client, answers } => ("attached", format_attachment(*client, *answers)),
         EventKind::Typed { client, keys } => ("typed", format_typed_input(*client, *keys)),
         EventKind::Left { client, unjudged_bytes } => {
-            ("left", format!("process {client}, after {unjudged_bytes} B that were not judged"))
+            ("left", format!("process {client}, after {unjudged_bytes} B that were not checked"))
         }
         EventKind::Failed { message } => ("failed", escape_text(message)),
         EventKind::Finished { status, exit_code } => ("finished", format!("{}, exit code {exit_code}", status)),
@@ -126,11 +126,11 @@ fn format_grants(grants: &[Grant], holds: &[u64]) -> String {
 }
 
 fn format_attachment(client: u32, answers: bool) -> String {
-    format!("process {client}, {}", if answers { "questions are put there" } else { "to look and to write" })
+    format!("process {client}, {}", if answers { "it gets the questions" } else { "for output and input" })
 }
 
 fn format_typed_input(client: u32, keys: bool) -> String {
-    format!("{}, by process {client}: not judged", if keys { "keys at the terminal" } else { "data" })
+    format!("{}, by process {client}: not checked", if keys { "keys at the terminal" } else { "data" })
 }
 
 fn format_calls(holds: &[u64]) -> impl Iterator<Item = String> {
@@ -189,7 +189,7 @@ fn format_end(status: FinalStatus, exit_code: Option<i32>, signal: Option<i32>) 
 /// Formats the result of a successful verification. `earlier` are the anchors of logs that were
 /// moved away or removed.
 pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> String {
-    let mut out = format!("the record holds: {}, head {}\n", count_noun(found.entries, "event"), found.head.1);
+    let mut out = format!("the audit log has {}, head {}\n", count_noun(found.entries, "event"), found.head.1);
     out += &match (found.signed, found.anchored) {
         (None, _) => {
             "• not signed and not anchored, because an earlier version wrote it: the next run does both\n".into()
@@ -209,10 +209,11 @@ pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> Stri
             &format!("• another log of {events} was here, and was moved away or removed; its head {}\n", anchor.hash);
     }
     if found.torn_bytes > 0 {
-        out += &format!("• a last line of {} bytes was never wholly written; no event was lost\n", found.torn_bytes);
+        out += &format!("• a last line of {} bytes is incomplete; no event was lost\n", found.torn_bytes);
     }
     if !found.torn_files.is_empty() {
-        out += &format!("• {} set aside earlier\n", count_noun(found.torn_files.len(), "torn piece"));
+        out +=
+            &format!("• {} moved to separate files earlier\n", count_noun(found.torn_files.len(), "incomplete line"));
     }
     out
 }

@@ -10,7 +10,7 @@ pub fn format_line(caches: &WorkspaceCaches) -> String {
     let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", format_size(*bytes))).collect();
     let used = match caches {
         WorkspaceCaches { is_used: true, .. } => "   in use",
-        WorkspaceCaches { is_gone: true, .. } => "   gone: removed within a day",
+        WorkspaceCaches { is_gone: true, .. } => "   workspace deleted: removed within a day",
         _ => "",
     };
     let tools = if tools.is_empty() { "nothing in them".to_owned() } else { tools.join(", ") };
@@ -51,6 +51,6 @@ mod tests {
         assert_eq!(format_line(&caches), expected);
         assert!(!format_line(&caches).contains('\x1b'));
         let gone = WorkspaceCaches { is_used: false, is_gone: true, ..caches };
-        assert!(format_line(&gone).ends_with("gone: removed within a day\n"));
+        assert!(format_line(&gone).ends_with("workspace deleted: removed within a day\n"));
     }
 }

@@ -42,17 +42,17 @@ fn describe_state(run_state: &DetachedRunState) -> String {
 /// Message for a user who has attached.
 pub fn attached_message(id: &RequestId, takes_input: bool) -> String {
     let input = if takes_input { "Ctrl-D ends its input" } else { "it takes no input" };
-    format!("• attached to {id}: Ctrl-C leaves it and lets it go on, {input}\n")
+    format!("• attached to {id}: Ctrl-C detaches and leaves it running, {input}\n")
 }
 
 /// Message for a user who has attached to a run with a terminal.
 pub fn terminal_attached_message(id: &RequestId, keys: &DetachKeys) -> String {
-    format!("• attached to {id}: {keys} leaves it and lets it go on, all other keys are its own\n")
+    format!("• attached to {id}: {keys} detaches and leaves it running, all other keys go to it\n")
 }
 
 /// Message for a user who detaches.
 pub fn detached_message(id: &RequestId) -> String {
-    format!("\n• {id} goes on\n")
+    format!("\n• {id} continues\n")
 }
 
 /// Message for input that is not a complete command yet.

@@ -113,7 +113,7 @@ mod tests {
     }
 
     fn works(level: IsolationLevel) -> LevelFinding {
-        let credentials = layer(LayerState::Partial, "what is there is hidden; 2 paths are not there, and not covered");
+        let credentials = layer(LayerState::Partial, "existing paths are hidden; 2 paths are missing, and not covered");
         let landlock = layer(LayerState::Partial, "ABI 4");
         let layers = [("credentials".to_owned(), credentials), ("landlock".to_owned(), landlock)].into();
         LevelFinding {
@@ -154,10 +154,10 @@ mod tests {
         landlock           partial   ABI 4, a write is refused
 
         level full       works          a command ran in it, and all 2 promises held
-          partial  credentials: what is there is hidden; 2 paths are not there, and not
+          partial  credentials: existing paths are hidden; 2 paths are missing, and not
                    covered
         level restricted works          a command ran in it, and all 2 promises held
-          partial  credentials: what is there is hidden; 2 paths are not there, and not
+          partial  credentials: existing paths are hidden; 2 paths are missing, and not
                    covered
 
         the strongest level here: full
@@ -175,11 +175,11 @@ mod tests {
             tried: Vec::new(),
             ..works(IsolationLevel::Full)
         };
-        let identity = layer(LayerState::Absent, "no user namespaces are left to this user");
+        let identity = layer(LayerState::Absent, "this user has no user namespaces left");
         insta::assert_snapshot!(found(identity, vec![full, works(IsolationLevel::Restricted)]), @r"
         kernel 6.8.0, uid 1000
 
-        user-namespace     absent    no user namespaces are left to this user
+        user-namespace     absent    this user has no user namespaces left
         landlock           partial   ABI 4, a write is refused
 
         level full       DOES NOT WORK  no command ran in it
@@ -187,7 +187,7 @@ mod tests {
                    \u{1b}No space left
           hint: raise `sysctl user.max_user_namespaces`, or use `--level restricted`
         level restricted works          a command ran in it, and all 2 promises held
-          partial  credentials: what is there is hidden; 2 paths are not there, and not
+          partial  credentials: existing paths are hidden; 2 paths are missing, and not
                    covered
 
         the strongest level here: restricted

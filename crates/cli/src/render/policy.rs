@@ -29,7 +29,7 @@ pub fn format_files(settings: &PolicySettings) -> String {
 /// Formats one valid file.
 pub fn format_file(path: &Path, settings: &PolicySettings) -> String {
     format!(
-        "{}: sound, {} in force with it\n",
+        "{}: valid, {} in force with it\n",
         RawText::from(path).to_escaped(),
         count_noun(settings.rules().count(), "rule")
     )
@@ -95,7 +95,7 @@ pub fn format_explanation(shown: &DecisionExplanation<'_>, style: TextLayout) ->
         }
     }
     // A rule about files does not concern a command.
-    let of_its_kind = |one: &&RuleExplanation<'_>| one.failing != Some("it speaks of something else");
+    let of_its_kind = |one: &&RuleExplanation<'_>| one.failing != Some("it is about something else");
     for one in shown.considered.iter().filter(of_its_kind) {
         write_wrapped(&mut out, style, "rule      ", &format_considered_rule(one));
     }
@@ -142,7 +142,7 @@ pub fn format_coverage(settings: &PolicySettings, report: &ExampleReport, percen
     let reached = report.spoken.iter().filter(|count| **count > 0).count();
     let held = report.results.len() - failed;
     let (held, rules) = (count_noun(held, "example"), count_noun(report.spoken.len(), "rule"));
-    let _ = writeln!(out, "{held} held, {failed} failed; {reached} of {rules} reached ({percent} %)");
+    let _ = writeln!(out, "{held} passed, {failed} failed; {reached} of {rules} reached ({percent} %)");
     out
 }
 
@@ -162,7 +162,7 @@ pub fn format_change(request: &str, command: &str, before: &Decision, after: &De
 pub fn format_generalisation(made: &PathGeneralisation, newly: &[String]) -> String {
     let directory = RawText::from(made.directory.as_path()).to_escaped();
     let mut out = format!(
-        "{directory} stands for {}; newly allowed{}:\n",
+        "{directory} replaces {}; newly allowed{}:\n",
         count_noun(made.from.len(), "path"),
         if made.reads { " to be read" } else { "" }
     );

@@ -109,8 +109,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
         if *held_ms < 1_000 { String::new() } else { format!(" since {}", format_duration(*held_ms / 1_000 * 1_000)) };
     let wait = format_duration(question.timeout_ms);
     let how = match denial.operation {
-        DeniedOperation::Limit => format!("everything of it stands still{since}; a yes raises the limit"),
-        _ => format!("it waits{since} and goes on with your answer"),
+        DeniedOperation::Limit => format!("all its processes are frozen{since}; a yes raises the limit"),
+        _ => format!("it waits{since} and resumes with your answer"),
     };
     write_wrapped(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
 }
@@ -262,7 +262,7 @@ fn write_details(out: &mut String, kind: &QuestionKind, style: TextLayout) {
             write_list(out, style, labels.zip(repeat_lines));
         }
         QuestionKind::Unsandboxed => {
-            write_wrapped(out, style, "  ", "nothing will be refused, and what it does will not be seen");
+            write_wrapped(out, style, "  ", "nothing will be refused, and its actions will not be observed");
         }
     }
 }
@@ -600,7 +600,7 @@ pub(crate) mod tests {
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
-          held     it waits and goes on with your answer; none within 5 min means no
+          held     it waits and resumes with your answer; none within 5 min means no
           reviewer no opinion: no answer within 5 s   (some-model)
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
@@ -632,7 +632,7 @@ pub(crate) mod tests {
           command  pip install numpy
           grant    connect pypi.org:443
           group    @pypi: pypi.org:443 files.pythonhosted.org:443
-          held     it waits and goes on with your answer; none within 5 min means no
+          held     it waits and resumes with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
@@ -656,7 +656,7 @@ pub(crate) mod tests {
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
-          held     it waits and goes on with your answer; none within 5 min means no
+          held     it waits and resumes with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
@@ -691,7 +691,7 @@ pub(crate) mod tests {
           grant    write /home/u/cache
                    the whole directory: several of its files were asked for; a no is for
                    every file in it
-          held     it waits since 1 min 1 s and goes on with your answer; none within 5
+          held     it waits since 1 min 1 s and resumes with your answer; none within 5
                    min means no
           reach    session and always are for any command in this workspace
         ");
@@ -711,7 +711,7 @@ pub(crate) mod tests {
           grant    connect *.example.com:443
                    every host beneath it: several were asked for; a no is for each of
                    them
-          held     it waits and goes on with your answer; none within 5 min means no
+          held     it waits and resumes with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
         ");
     }
@@ -755,7 +755,7 @@ pub(crate) mod tests {
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
           finding  ask: writes to a file outside the workspace   «>> ~/outside»
-          nothing will be refused, and what it does will not be seen
+          nothing will be refused, and its actions will not be observed
           no answer within 5 min means no
           type unsandboxed and Enter to allow it once; anything else refuses >
         ");
@@ -927,7 +927,7 @@ pub(crate) mod tests {
         • dash wants to create /home/u/a\u{20}×200b   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
           grant    write /home/u/a\u{20}×200b
-          held     it waits and goes on with your answer; none within 5 min means no
+          held     it waits and resumes with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");

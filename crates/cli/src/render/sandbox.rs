@@ -61,7 +61,7 @@ pub fn format_details(record: &SandboxRecord) -> String {
 
 /// Message that the processes of the sandbox are gone, and that it was recreated around its files.
 pub fn recreated_message(id: &SandboxId) -> String {
-    format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
+    format!("• the processes of {id} had ended; the sandbox was recreated, with its files\n")
 }
 
 /// Message with the chosen backend, and the reasons against the preferred ones.
@@ -84,7 +84,7 @@ pub fn left_out(left_out: &[OmittedObject]) -> String {
 
 /// Message that the processes were not frozen during a snapshot.
 pub fn not_still(why: &str) -> String {
-    format!("• its processes were not stopped meanwhile: {}\n", RawText::from(why).to_escaped())
+    format!("• its processes were not frozen during the copy: {}\n", RawText::from(why).to_escaped())
 }
 
 /// Resource usage of one sandbox, as far as it is known.

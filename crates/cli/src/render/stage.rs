@@ -82,7 +82,7 @@ pub fn format_change(
         notes.push(kind_name(facts.kind).to_owned());
     }
     if change.other_names {
-        notes.push("its other names in the workspace keep what they show".to_owned());
+        notes.push("its other hard links in the workspace keep their content".to_owned());
     }
     let notes = if notes.is_empty() { String::new() } else { format!("   ({})", notes.join(", ")) };
     let mut out = format!("{:<9} {}{notes}\n", change_word(change.how), format_path(&change.path));
@@ -149,7 +149,7 @@ pub fn difference_between(path: &std::path::Path, difference: &ContentDiff, (bef
             };
             heads + &line("-", before) + &line("+", after)
         }
-        ContentDiff::Binary => format!("{heads}  bytes that are no text\n"),
+        ContentDiff::Binary => format!("{heads}  binary content, not text\n"),
         ContentDiff::Large => format!("{heads}  too large to be compared line by line\n"),
         ContentDiff::Nothing => String::new(),
     }
@@ -210,12 +210,14 @@ fn obstacle_reason(why: &HoldReason) -> String {
 pub fn format_recovery(recovered: &RecoveryResult) -> String {
     let id = &recovered.id;
     match &recovered.end {
-        RecoveryEnd::Finished => format!("• a commit of {id} that was cut off is finished\n"),
-        RecoveryEnd::Undone(why) => format!("• a commit of {id} that was cut off is undone: {why}\n"),
+        RecoveryEnd::Finished => format!("• a commit of {id} that was interrupted is finished\n"),
+        RecoveryEnd::Undone(why) => format!("• a commit of {id} that was interrupted is undone: {why}\n"),
         RecoveryEnd::PutBack => {
-            format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n")
+            format!("• the changes of the run of {id} are in its stage; the workspace is as it was before it\n")
         }
-        RecoveryEnd::Unbegun => format!("• what a commit of {id} had made ready is removed; it had changed nothing\n"),
+        RecoveryEnd::Unbegun => {
+            format!("• the temporary files of a commit of {id} are removed; it had changed nothing\n")
+        }
     }
 }
 

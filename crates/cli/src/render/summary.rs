@@ -74,8 +74,8 @@ fn not_passed(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
         names.iter().partition(|name| names_package_registry(name));
     let has_failed = outcome.status == FinalStatus::Exited && outcome.exit_code != Some(0);
     let others = if has_failed { others } else { Vec::new() };
-    let of_registry = "an address that may hold a password stays outside; tools ask the public registry instead";
-    let changing = "a variable that changes what programs do stays outside";
+    let of_registry = "an address that may hold a password is not passed; tools use the public registry instead";
+    let changing = "a variable that changes what programs do is not passed";
     for (names, why) in [(registries, of_registry), (others, changing)] {
         if names.is_empty() {
             continue;
@@ -305,7 +305,7 @@ fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     }
     // Not the count of `undo`: this one includes paths that were created and removed again.
     let count = count_noun(path_count, "path");
-    write_note(out, style, &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
+    write_note(out, style, &format!("its changes to the workspace can be undone ({count} recorded)"));
     write_command_hint(out, style, &format!("stockade changes {} (then: undo)", outcome.id));
 }
 
@@ -328,7 +328,7 @@ fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
             write_note(
                 out,
                 style,
-                &format!("its time ran out after {}; all it had started was ended", format_duration(wall_ms)),
+                &format!("its time ran out after {}; all its processes were ended", format_duration(wall_ms)),
             );
         }
         FinalStatus::Limit => {
@@ -578,7 +578,7 @@ mod tests {
             shown += &format_summary(&value, context(), TextLayout::PLAIN);
         }
         insta::assert_snapshot!(shown, @r"
-        • its time ran out after 30 s; all it had started was ended
+        • its time ran out after 30 s; all its processes were ended
         hint: do \u{7} that
         • a limit ended it: because of \u{7} this
         hint: do \u{7} that
@@ -621,7 +621,7 @@ mod tests {
         let mut value = outcome(FinalStatus::TimedOut);
         value.attempts[0].staged = Some(StagedChanges { stage: "stg_1".parse().unwrap(), changes: 3 });
         insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
-        • its time ran out after 30 s; all it had started was ended
+        • its time ran out after 30 s; all its processes were ended
         • 3 paths staged in stg_1
           hint: stockade stage diff stg_1 (then: commit, discard)
         ");

@@ -85,8 +85,8 @@ impl LauncherTerminal {
 
     /// Returns the layer of the enforcement report, if the terminal lacks features.
     pub(super) fn layer_report(&self) -> Option<LayerReport> {
-        let detail = "the runtime's own, which edits no line, has no end of input and no /dev/tty; the launcher sends the \
-                      command's first group what interrupt, quit, a new size and a hang-up send";
+        let detail = "a terminal of the runtime, without line editing, end of input and /dev/tty; the launcher sends \
+                      the signals of interrupt, quit, resize and hang-up to the command's first process group";
         (!self.is_whole).then(|| LayerReport { state: LayerState::Partial, detail: detail.to_owned() })
     }
 }

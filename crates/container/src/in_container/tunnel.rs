@@ -155,13 +155,13 @@ impl NameResolver for HostTunnel {
         let question = TunnelRequest::LookUp { name: name.as_str().to_owned() };
         let id = self
             .send_request(&question, TunnelWaiter::Lookup(looked))
-            .map_err(|_| failed("the way out is full or gone"))?;
+            .map_err(|_| failed("the egress proxy is busy or has ended"))?;
         let answer = answer.recv_timeout(LOOKUP_TIMEOUT);
         lock_mutex(&self.table).waiting.remove(&id);
         match answer {
             Ok(TunnelResponse::Addresses(found)) => found.map_err(NameLookupError::Failed),
             Ok(TunnelResponse::NoSuchName) => Err(NameLookupError::NoSuchName),
-            Ok(_) | Err(_) => Err(failed("the host's door did not answer")),
+            Ok(_) | Err(_) => Err(failed("the egress proxy of the host did not answer")),
         }
     }
 }

@@ -157,7 +157,7 @@ impl Engine {
             Some(plan) => self.own_command(&[&["exec", &format!("stockade-{}", plan.id)], &attempt[..]].concat()),
             None => {
                 let bare = ["run", "--rm", "--network=none", "--cap-drop=ALL", "--user=1000:1000"];
-                let options = ["--security-opt=seccomp=unconfined", "--ulimit=nofile=1024:1024", &process_limit()];
+                let options = ["--security-opt=seccomp=unconfined", "--ulimit=nofile=1024:1024", PROCESS_LIMIT];
                 self.own_command(&[&bare[..], &options, &[self.image.as_str()], &attempt].concat())
             }
         };
@@ -200,11 +200,8 @@ impl Engine {
 }
 
 /// Limit of processes for a container of Podman's, whose own default can be above the hard limit. All
-/// processes of the user count, also those of other tests, so it is the user's own.
-pub fn process_limit() -> String {
-    let own = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(65_536);
-    format!("--ulimit=nproc={own}:{own}")
-}
+/// processes of the user count, also those of tests beside this one.
+pub const PROCESS_LIMIT: &str = "--ulimit=nproc=16384:16384";
 
 fn place() -> TempDir {
     tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap()
@@ -440,8 +437,7 @@ pub fn volumes_of_an_image_can_be_read_alone(
     drop(sandbox);
     place.sandbox.destroy().unwrap();
     // The control.
-    let processes = process_limit();
-    let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", &processes];
+    let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", PROCESS_LIMIT];
     let control = engine.own_command(&[&bare[..], &[image.as_str(), "/bin/touch", "/data/x"]].concat());
     assert!(control.status.success(), "an image's volume can be written: {control:?}");
 

@@ -146,7 +146,7 @@ impl NameServer {
                 (ResponseCode::NoError, vec![address.into()])
             }
             None => {
-                let rule = "too many names were asked for";
+                let rule = "too many names were requested";
                 self.events.report_denial(DeniedOperation::Limit, "names".into(), &EgressCaller::default(), rule, None);
                 (ResponseCode::ServFail, Vec::new())
             }

@@ -73,7 +73,7 @@ impl RequestAdmission<'_> {
         if !asks || !is_read || rules.inspect.allows_upgrade(self.target) {
             return Ok(());
         }
-        let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
+        let rule = "it asks for another protocol (`Upgrade`), but its requests are inspected; \
                     `inspect.upgrade` allows it for a host";
         Err(self.deny(DeniedOperation::Connect, self.describe_request(request), rule))
     }
@@ -173,7 +173,7 @@ impl RequestAdmission<'_> {
             // Otherwise the other scheme would bypass the rules.
             RequestRuling::Unruled if rule(!self.is_encrypted) == RequestRuling::Unruled => Ok(()),
             RequestRuling::Unruled => {
-                Err("the rules about requests to this port are for the other of http, https".into())
+                Err("the rules about requests to this port are for the other scheme (http or https)".into())
             }
             RequestRuling::Denied(rule) => Err(format!("the rule `{rule}` refuses it")),
             RequestRuling::NotAllowed => Err("no rule about requests to this host allows it".into()),
@@ -192,7 +192,7 @@ async fn whole_body<'a, R: AsyncRead + Unpin>(
         BodyFraming::Length(_) | BodyFraming::Chunked | BodyFraming::UntilClose => {
             return Err(HttpRefusal::new(
                 413,
-                "a body this long can only be signed anew where x-amz-content-sha256 tells what it is signed as",
+                "a body of this length can be signed again only if x-amz-content-sha256 gives its hash",
             ));
         }
     };

@@ -75,12 +75,12 @@ pub(crate) fn check_target(
         match is_ours(authority) {
             Some(true) => request.target = path,
             Some(false) => return Err(elsewhere(authority)),
-            None => return Err(HttpRefusal::new(400, "what is asked for has no proper host")),
+            None => return Err(HttpRefusal::new(400, "the request target has no valid host")),
         }
     }
     let is_plain = request.target.starts_with('/') || (request.target == "*" && request.method == "OPTIONS");
     if !is_plain || request.target.contains('#') {
-        return Err(HttpRefusal::new(400, "what is asked for is no path"));
+        return Err(HttpRefusal::new(400, "the request target is not a path"));
     }
     let hosts: Vec<Vec<u8>> = field_values(&request.fields, "host").map(<[u8]>::to_vec).collect();
     match (hosts.first(), hosts.get(1)) {
@@ -90,7 +90,7 @@ pub(crate) fn check_target(
         (Some(host), None) => match std::str::from_utf8(host).ok().and_then(|text| Some((text, is_ours(text)?))) {
             Some((_, true)) => {}
             Some((text, false)) => return Err(elsewhere(text)),
-            None => return Err(HttpRefusal::new(400, "the Host field holds no host")),
+            None => return Err(HttpRefusal::new(400, "the Host field contains no host name")),
         },
     }
     // After an upgrade to one of these, requests could not be parsed.

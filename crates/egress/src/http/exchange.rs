@@ -176,7 +176,7 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         let answer = ResponseHead::parse_head(&head, &request.method)?;
         if answer.status == 101 && field_values(&request.fields, "upgrade").next().is_none() {
             return Err(
-                RelayError::Rule("the server changed the protocol although no request asked for it".into()).into()
+                RelayError::Rule("the server switched the protocol although no request asked for it".into()).into()
             );
         }
         let bytes = answer.bytes_with(|part| {

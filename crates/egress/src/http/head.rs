@@ -73,8 +73,8 @@ pub fn end_of_head(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
             b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Err("a line ends in a bare line feed"),
             b'\n' if at - line_start == 1 => return Ok(Some(at + 1)),
             b'\n' => line_start = at + 1,
-            0 => return Err("a head holds no NUL byte"),
-            _ if at > 0 && bytes[at - 1] == b'\r' => return Err("a carriage return stands alone"),
+            0 => return Err("the head contains a NUL byte"),
+            _ if at > 0 && bytes[at - 1] == b'\r' => return Err("a carriage return has no line feed after it"),
             b' ' | b'\t' if at == line_start && at > 0 => return Err("a line is folded"),
             _ => {}
         }
@@ -136,13 +136,13 @@ fn parse_body_length(fields: &[HeaderField], minor: u8) -> Result<Option<BodyFra
         (Some(length), None, None, _) => {
             let digits = !length.is_empty() && length.len() <= 18 && length.iter().all(u8::is_ascii_digit);
             let number = std::str::from_utf8(length).ok().filter(|_| digits).and_then(|t| t.parse().ok());
-            number.map(|n| Some(BodyFraming::Length(n))).ok_or("the length is no number")
+            number.map(|n| Some(BodyFraming::Length(n))).ok_or("the length is not a number")
         }
         (None, _, Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") && minor == 1 => {
             Ok(Some(BodyFraming::Chunked))
         }
         (None, _, Some(_), _) => Err("the transfer coding is not `chunked` alone"),
-        _ => Err("the length is told twice"),
+        _ => Err("the length occurs twice"),
     }
 }
 
@@ -164,14 +164,14 @@ impl RequestHead {
             return Err("the head is not well formed");
         };
         if target.bytes().any(|b| b <= b' ' || b == 0x7f || matches!(b, b'\\' | b'"' | b'<' | b'>')) {
-            return Err("what is asked for holds odd bytes");
+            return Err("the request target contains invalid bytes");
         }
         let fields = fields_of(parsed.headers);
         if fields.iter().any(|f| f.value.iter().any(|b| *b < b' ' && *b != b'\t' || *b == 0x7f)) {
-            return Err("a field holds odd bytes");
+            return Err("a header field contains invalid bytes");
         }
         if fields.iter().any(|field| is_misspelt(&field.name)) {
-            return Err("the name of a field is one that some servers take for another");
+            return Err("some servers confuse the name of a header field with another one");
         }
         let framing = parse_body_length(&fields, minor)?.unwrap_or(BodyFraming::None);
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
@@ -302,9 +302,9 @@ pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
         Ok(httparse::Status::Complete((length, fields))) if length == lines.len() => {
             let is_guarded = |name: &str| GUARDED_FIELDS.iter().any(|guarded| name.eq_ignore_ascii_case(guarded));
             let odd = |h: &httparse::Header<'_>| is_guarded(h.name) || is_misspelt(h.name);
-            if fields.iter().any(odd) { Err("a field may not follow a body") } else { Ok(()) }
+            if fields.iter().any(odd) { Err("a header field is not allowed after the body") } else { Ok(()) }
         }
-        _ => Err("the fields after a body are not well formed"),
+        _ => Err("the trailer fields are not well formed"),
     }
 }
 

@@ -185,7 +185,7 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
                 }
                 self.copy_bytes(to, size, &mut flow).await?;
                 if !flow.wait_and_release(to, self.read_line()).await??.is_empty() {
-                    return Err(MessageError::Malformed("a chunk is longer than it says"));
+                    return Err(MessageError::Malformed("a chunk is longer than its declared size"));
                 }
             },
         }
@@ -234,7 +234,7 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
             let found = if self.held.starts_with(b"\r\n") { Some(2) } else { end_of_head(&self.held)? };
             match found {
                 Some(end) => break end,
-                None if self.held.len() >= MAX_HEAD_BYTES => return Err("the fields after a body are too long".into()),
+                None if self.held.len() >= MAX_HEAD_BYTES => return Err("the trailer fields are too long".into()),
                 None if self.fill_buffer().await? == 0 => {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
@@ -338,7 +338,7 @@ fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
     let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
     let hex = !digits.is_empty() && digits.len() <= 15 && digits.iter().all(u8::is_ascii_hexdigit);
     let number = std::str::from_utf8(digits).ok().filter(|_| hex).and_then(|t| u64::from_str_radix(t, 16).ok());
-    number.ok_or("the size of a chunk is no number")
+    number.ok_or("the size of a chunk is not a number")
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ impl SecretValue {
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no ordinary file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_SECRET_BYTES as u64 + 2).read_to_end(&mut bytes)?;

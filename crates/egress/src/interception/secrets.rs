@@ -133,7 +133,7 @@ impl SecretStore {
                 return fail("there are too many");
             }
             if held.iter().any(|other| other.inside == secret.inside || other.name == secret.name) {
-                return fail("its name or its place inside is another's already");
+                return fail("its name or its place inside is already used by another secret");
             }
             let value = SecretValue::read_secret(&secret.name, &secret.from, SECRET_MIN_BYTES)?;
             held.push(LoadedSecret {
@@ -204,7 +204,7 @@ impl SecretStore {
             if sent_forms.iter().filter(|other| other.secret == form.secret).count() >= SENT_FORMS_MAX {
                 let name = &self.held[form.secret].name;
                 return Err(SecretLeak::for_good(format!(
-                    "the secret `{name}` was put in beside more than {SENT_FORMS_MAX} different user names in this run"
+                    "the secret `{name}` was injected with more than {SENT_FORMS_MAX} different user names in this run"
                 )));
             }
             sent_forms.push(form);
@@ -301,7 +301,7 @@ impl SecretStore {
             let name = &secret.name;
             if aws::signs_chunks(request) {
                 return Err(SecretLeak::for_good(format!(
-                    "a request signed with `{name}` signs each piece of its body, which cannot be signed anew"
+                    "a request signed with `{name}` signs each chunk of its body, which cannot be signed again"
                 )));
             }
             if !self.is_bound(secret, target, is_encrypted) {
@@ -315,7 +315,7 @@ impl SecretStore {
 
     fn value_leak(&self, at: usize, target: &NetworkTarget) -> SecretLeak {
         let name = &self.held[at].name;
-        SecretLeak::for_good(format!("the secret `{name}` itself is on its way to {target}, which no grant allows"))
+        SecretLeak::for_good(format!("the request sends the secret `{name}` itself to {target}, which no grant allows"))
     }
 
     /// Returns the error for a found placeholder. `is_use`: the placeholder is where the secret
@@ -325,17 +325,17 @@ impl SecretStore {
         let name = &secret.name;
         let rule = if self.is_bound(secret, target, is_encrypted) {
             return SecretLeak::for_good(format!(
-                "the placeholder of `{name}` stands where that secret does not belong in a request"
+                "the placeholder of `{name}` is at a position where that secret is not allowed in a request"
             ));
         } else if self.is_bound(secret, target, true) {
-            format!("the secret `{name}` would go to {target} unencrypted, and no entry names that port")
+            format!("the secret `{name}` would be sent to {target} unencrypted, and no entry names that port")
         } else {
             format!("the placeholder of `{name}` is on its way to {target}, and no entry of its hosts names that")
         };
         if is_use {
             SecretLeak { rule, secret: SecretUse::new(name, target) }
         } else {
-            SecretLeak::for_good(format!("{rule}; it stands where no grant has it replaced"))
+            SecretLeak::for_good(format!("{rule}; it stands where no grant replaces it"))
         }
     }
 

@@ -102,7 +102,7 @@ async fn open_tunnel(shared: &Arc<ProxyShared>, caller: &EgressCaller, mut clien
     let target = match parse_authority(&request.target) {
         Some((host, Some(port))) if request.framing == BodyFraming::None => NetworkTarget { host, port },
         _ => {
-            return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body")
+            return HttpRefusal::new(400, "CONNECT needs HOST:PORT and no body")
                 .send_response(&mut client.writer)
                 .await;
         }
@@ -133,7 +133,7 @@ async fn forward_request(
     let authority = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
     let target = match authority {
         Some((host, port)) => NetworkTarget { host, port: port.unwrap_or(80) },
-        None => return Err(bad("a proxy is asked with `http://HOST/...`, or with CONNECT for all else")),
+        None => return Err(bad("a proxy request needs `http://HOST/...`, or CONNECT for everything else")),
     };
     let guard = ConnectionGuard::new(&shared.edge.secrets, &target, false);
     let guard = guard.as_ref();

@@ -472,16 +472,14 @@ fn refusal_text(kind: &QuestionKind, sourced_answer: &SourcedAnswer, consent_hin
     match (sourced_answer.answer, sourced_answer.by.as_str()) {
         (ApprovalAnswer::TimedOut, "nobody") => {
             let by_hand = match kind {
-                QuestionKind::Grants { .. } => "run it where somebody can be asked, or `stockade run` with `--grant`",
-                _ => "run it where somebody can be asked",
+                QuestionKind::Grants { .. } => "run it at a terminal, or use `stockade run` with `--grant`",
+                _ => "run it at a terminal",
             };
-            format!("nobody answered whether it may {what}\nhint: {by_hand}{consent_hint}")
+            format!("no approver answered whether it may {what}\nhint: {by_hand}{consent_hint}")
         }
         (ApprovalAnswer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            format!(
-                "nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{consent_hint}"
-            )
+            format!("{by} asks no approver whether it may {what}\nhint: choose another approval mode{consent_hint}")
         }
         (_, "cache") => format!(
             "a remembered answer says that it may not {what}\n\

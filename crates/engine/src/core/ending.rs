@@ -56,7 +56,7 @@ impl RequestEnd {
                 Self { exit_code: Some(REFUSED), ..Self::from_failure(why) }
             }
             CommandEnd::Lost(why) => {
-                Self::from_failure(format!("the sandbox was lost and everything in it ended: {why}"))
+                Self::from_failure(format!("the sandbox was lost and all its processes ended: {why}"))
             }
         }
     }

@@ -130,7 +130,7 @@ impl RequestCore {
         let added = escalation.known.iter().chain(&escalation.unknown).chain(&self.in_place);
         let added: Vec<Grant> = added.cloned().collect();
         if let Err(why) = check_added_grants(&planned.plan, &next.plan, &added) {
-            let message = format!("the next plan is not the last one and the grants: {why}");
+            let message = format!("the next plan is not the last plan with the grants added: {why}");
             return self.on_escalation_plan_failed(message);
         }
         escalation.next = Some(next);
@@ -163,7 +163,7 @@ impl RequestCore {
         let denials = denials.iter().filter(named).cloned().collect();
         let mut repeats = vec![
             format!("the command runs again from its start; this will be attempt {}", self.attempts.len() + 1),
-            "what it already did stays: files it wrote keep their new content and are met again".to_owned(),
+            "what it already did stays: files it wrote keep their new content".to_owned(),
         ];
         if omitted_count > 0 {
             repeats.push(format!("{omitted_count} more refused powers are not in this question"));
@@ -181,7 +181,7 @@ impl RequestCore {
         self.resolve_grants(grants, DenialResolution::Refused);
         match self.escalation.take() {
             Some(escalation) => self.end_request(escalation.ending),
-            None => self.end_request(RequestEnd::from_failure("a refusal of nothing that was asked".to_owned())),
+            None => self.end_request(RequestEnd::from_failure("a refusal without a question".to_owned())),
         }
     }
 

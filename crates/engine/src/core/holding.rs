@@ -284,7 +284,9 @@ impl RequestCore {
         self.approver = approver;
         let found = match answers {
             Ok(answers) if answers.len() == slots.len() => RecalledAnswers::from_slots(slots, &answers),
-            Ok(_) => return self.on_held_not_recalled(live, hold, "another number of answers than was asked for"),
+            Ok(_) => {
+                return self.on_held_not_recalled(live, hold, "the number of answers is not the number of questions");
+            }
             Err(why) => return self.on_held_not_recalled(live, hold, &why),
         };
         if found.directory_refused || !found.refused_of(&hold.powers).is_empty() {
@@ -506,7 +508,7 @@ impl RequestCore {
         // At most one question, which was about this call alone.
         let idle = live.holds.take_idle_questions().pop();
         let digest = idle.map(|entry| entry.question.digest);
-        let why = "the processes that waited are gone".to_owned();
+        let why = "the processes that waited have ended".to_owned();
         let event = EventKind::Withdrawn { holds: vec![id.0], digest: digest.clone(), why };
         match digest {
             Some(digest) => {

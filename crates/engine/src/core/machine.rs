@@ -247,7 +247,7 @@ impl RequestCore {
         let sandboxed = planned.plan.profile.sandboxed;
         if !sandboxed && self.request.sandbox == SandboxPreference::Require {
             return self.end_request(RequestEnd::from_refusal(
-                "a sandbox is required and the profile has none\nhint: ask for another profile".to_owned(),
+                "a sandbox is required and the profile has none\nhint: choose another profile".to_owned(),
             ));
         }
         let first = self.planned.is_none();
@@ -304,7 +304,7 @@ impl RequestCore {
 
     fn on_recalled(&mut self, slots: &[KeyPurpose], answers: Vec<Option<RememberedAnswer>>) {
         if slots.len() != answers.len() {
-            return self.on_memory_failed("it gave another number of answers than was asked for");
+            return self.on_memory_failed("the number of its answers is not the number of questions");
         }
         let found = RecalledAnswers::from_slots(slots, &answers);
         if self.escalation.is_some() { self.on_escalation_recalled(&found) } else { self.line_up(found) }
@@ -371,7 +371,7 @@ impl RequestCore {
     fn on_not_remembered(&mut self, why: String) {
         if !matches!(self.phase, RequestPhase::New | RequestPhase::Closing { .. } | RequestPhase::Finished) {
             self.record_event(EventKind::Failed {
-                message: format!("the answer holds this once, it could not be kept: {why}"),
+                message: format!("the answer applies only once, because it could not be stored: {why}"),
             });
         }
     }
@@ -379,7 +379,7 @@ impl RequestCore {
     fn on_record_failed(&mut self, why: &str) {
         self.record_failed = true;
         let hint = if why.contains("\nhint: ") { "" } else { "\nhint: free space for it or repair it" };
-        let message = format!("the record could not be written: {why}{hint}");
+        let message = format!("the audit log could not be written: {why}{hint}");
         match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
             RequestPhase::Attempt(live) => self.on_record_failed_in_attempt(live, message),
             RequestPhase::Closing { mut outcome, .. } => {

@@ -198,7 +198,7 @@ impl BoundPlan {
 
 /// Error if the digest of a plan cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the plan cannot be written down: {0}")]
+#[error("the plan cannot be serialized: {0}")]
 pub struct DigestError(String);
 
 /// Remembered answer.

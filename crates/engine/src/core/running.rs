@@ -22,7 +22,7 @@ const MAX_HOSTS_USED: usize = 1_000;
 /// line.
 const MAX_READS_PER_EVENT: usize = 50;
 /// Reason of the end of a request, for the outcome.
-pub(super) const ENDED_BY_PERSON: &str = "ended by the person who was asked";
+pub(super) const ENDED_BY_PERSON: &str = "ended by the approver";
 
 /// An attempt, from its record to its end.
 #[derive(Debug)]
@@ -128,7 +128,8 @@ impl RequestCore {
             return self.end_request(RequestEnd::from_failure("no plan to start".to_owned()));
         };
         if !planned.plan.profile.sandboxed && !self.unsandboxed_consent {
-            return self.end_request(RequestEnd::from_refusal("nobody agreed to run without a sandbox".to_owned()));
+            return self
+                .end_request(RequestEnd::from_refusal("no approver agreed to run without a sandbox".to_owned()));
         }
         let plan = &planned.plan;
         self.record_event(EventKind::Starting {
@@ -219,7 +220,7 @@ impl RequestCore {
         if level_rank(report.level) < level_rank(requested_level) {
             self.out.push(CoreOutput::Discard);
             let why = format!(
-                "level {requested_level} was asked for and only {} could be had\nhint: `stockade doctor` shows what is missing",
+                "level {requested_level} was requested, but only {} is available\nhint: `stockade doctor` shows what is missing",
                 report.level
             );
             live.enforced = Some(report);
@@ -442,7 +443,7 @@ impl RequestCore {
             self.out.push(CoreOutput::Discard);
             return self.end_request(RequestEnd::from_failure(message));
         }
-        self.refuse_all_held(&mut live, "the record failed");
+        self.refuse_all_held(&mut live, "the audit log failed");
         self.kill_attempt(&mut live, StopReason::RecordFailed(message));
         self.phase = RequestPhase::Attempt(live);
     }
@@ -464,7 +465,7 @@ impl RequestCore {
     pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<LiveAttempt>) {
         if !live.released {
             self.out.push(CoreOutput::Discard);
-            let why = "the start could not be made durable in time\nhint: see whether the disk of the record answers";
+            let why = "the start could not be written to the disk in time\nhint: check the disk of the audit log";
             return self.end_request(RequestEnd::from_failure(why.to_owned()));
         }
         let wait_ms = self.question_wait_ms();
@@ -479,8 +480,8 @@ impl RequestCore {
             Some(_) => {
                 self.out.push(CoreOutput::Discard);
                 self.note_attempt(&mut live, None);
-                let why = "the command could not be killed\nhint: the kernel lets nobody end a process that waits \
-                           for a filesystem or a device that does not answer; it goes when that does";
+                let why = "the command could not be killed\nhint: the kernel cannot kill a process that waits \
+                           for a filesystem or a device that does not answer; it ends when that answers";
                 return self.end_request(RequestEnd::from_failure(why.to_owned()));
             }
         }

@@ -372,7 +372,7 @@ fn a_record_that_fails_ends_everything() {
         let outcome =
             house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
         assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, 125), "{batches}");
-        assert!(outcome.error.unwrap().contains("record"), "{batches}");
+        assert!(outcome.error.unwrap().contains("audit log"), "{batches}");
         assert_eq!(house.alive.load(Ordering::SeqCst), 0, "{batches}");
         let started = house.released.lock().unwrap().len();
         assert!(started == 0 || batches > 3, "{batches}: ran without a record");

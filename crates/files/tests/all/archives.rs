@@ -138,9 +138,9 @@ fn a_link_of_the_tree_is_not_passed_either() {
 fn a_hard_link_leads_to_a_file_of_the_archive_alone() {
     refused(&Made::default().hard_link("h", "../outside/secret").end(), "holds no `..`");
     refused(&Made::default().hard_link("h", "/etc/passwd").end(), "does not begin with `/`");
-    refused(&Made::default().hard_link("h", "there").end(), "a link to it comes before it");
-    refused(&Made::default().link("l", "a").hard_link("h", "l").end(), "or it is no file");
-    refused(&Made::default().directory("d").hard_link("h", "d").end(), "or it is no file");
+    refused(&Made::default().hard_link("h", "there").end(), "the link comes before its target");
+    refused(&Made::default().link("l", "a").hard_link("h", "l").end(), "or it is not a file");
+    refused(&Made::default().directory("d").hard_link("h", "d").end(), "or it is not a file");
     let linked = |_: &Ground| {
         let first = Made::default().hard_link("h", "../outside/secret");
         first.member(EntryType::Regular, "h", "", b"x").end()
@@ -161,20 +161,20 @@ fn special_and_ambiguous_members_are_refused() {
         (EntryType::Char, "a device"),
         (EntryType::Block, "a device"),
         (EntryType::GNUSparse, "a sparse file"),
-        (EntryType::Continuous, "of a kind that is not taken"),
-        (EntryType::new(b'V'), "of a kind that is not taken"),
+        (EntryType::Continuous, "of an unsupported kind"),
+        (EntryType::new(b'V'), "of an unsupported kind"),
     ] {
         refused(&Made::default().file("good", "x").member(kind, "bad", "", b"").end(), words);
     }
     refused(&Made::default().file("a", "x").file("./a", "y").end(), "twice");
     refused(&Made::default().file("a", "x").directory("a").end(), "is a file, not a directory");
     refused(&Made::default().directory("a").link("a", "b").end(), "twice");
-    refused(&Made::default().file("", "x").end(), "its root is no directory");
+    refused(&Made::default().file("", "x").end(), "its root is not a directory");
     refused(&Made::default().member(EntryType::Directory, "d", "", b"hidden").end(), "only a file has a content");
     refused(&Made::default().member(EntryType::Link, "d", "e", b"hidden").end(), "only a file has a content");
-    refused(&Made::default().link("l", "").end(), "leads nowhere");
+    refused(&Made::default().link("l", "").end(), "has no target");
     refused(&Made::default().pax(EntryType::XHeader, "GNU.sparse.map", "0,1").file("a", "x").end(), "sparse");
-    refused(&Made::default().pax(EntryType::XHeader, "size", "-1").file("a", "x").end(), "no number");
+    refused(&Made::default().pax(EntryType::XHeader, "size", "-1").file("a", "x").end(), "not a number");
     refused(&Made::default().pax(EntryType::XGlobalHeader, "path", "x").file("a", "x").end(), "for all members");
     refused(
         &Made::default().member(EntryType::XHeader, "p", "", b"99 path=x\n").file("a", "x").end(),
@@ -213,7 +213,7 @@ fn a_part_of_an_archive_is_no_archive() {
     let end = whole.len() - 1_024;
     for length in (0..=end + 511).step_by(73).chain([end, end + 511]) {
         let error = ground.tree.upload_archive(&path(""), &mut &whole[..length], MERGED, BOUNDS).unwrap_err();
-        assert!(error.to_string().contains("ends before its end"), "{length}: {error}");
+        assert!(error.to_string().contains("is truncated"), "{length}: {error}");
         assert!(ground.inside().is_empty(), "{length}");
     }
     ground.tree.upload_archive(&path(""), &mut &whole[..end + 512], MERGED, BOUNDS).unwrap();

@@ -121,7 +121,7 @@ fn one_is_made_used_and_destroyed() {
     assert_eq!(fs::read_to_string(house.kept_directory(1).join("workspace/file")).unwrap(), "kept");
     house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert_eq!(house.noted.calls(), ["clear"]);
-    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("its user asked for it".to_owned())));
+    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("its user requested it".to_owned())));
     assert!(!house.kept_directory(1).exists());
     assert!(house.open(1).is_err());
 }
@@ -278,11 +278,11 @@ fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
     assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
     assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
     let opened = house.create(5, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap();
-    assert_eq!(opened.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
+    assert_eq!(opened.passed_over, ["keeping is not supported by a native sandbox: it ends all"]);
     let neither =
         House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
     let error =
         neither.create(6, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).map(drop).unwrap_err().to_string();
-    assert!(error.contains("keeping cannot be had of a native sandbox: it ends all"), "{error}");
+    assert!(error.contains("keeping is not supported by a native sandbox: it ends all"), "{error}");
     assert_eq!(neither.lifecycle.store().find_sandbox(&id(6)).unwrap(), None, "nothing was begun");
 }

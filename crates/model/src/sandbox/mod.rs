@@ -146,16 +146,19 @@ impl SandboxSpec {
             return Err(SpecError::new("profile", "a name is 1 to 64 letters, digits, `-`, `_` and `.`"));
         }
         if self.backend == BackendChoice::Native && self.runtime.is_some() {
-            return Err(SpecError::new("runtime", "the native backend has none; name `docker` or `podman`"));
+            return Err(SpecError::new(
+                "runtime",
+                "the native backend does not support this; use `docker` or `podman`",
+            ));
         }
         if self.image.is_some() && self.root.is_some() {
-            return Err(SpecError::new("root", "the system inside is an image or a root tree, not both"));
+            return Err(SpecError::new("root", "give an image or a root tree, not both"));
         }
         if self.level == IsolationLevel::None {
-            return Err(SpecError::new("level", "a sandbox has walls: `full` or `restricted`"));
+            return Err(SpecError::new("level", "a sandbox needs isolation: `full` or `restricted`"));
         }
         if self.limits.iter_limits().any(|(_, amount)| amount == 0) {
-            return Err(SpecError::new("limits", "an amount must be more than nothing"));
+            return Err(SpecError::new("limits", "an amount must be greater than zero"));
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl TryFrom<u64> for SandboxLifetime {
         if (MIN_LIFETIME_MS..=MAX_LIFETIME_MS).contains(&ms) {
             Ok(Self(ms))
         } else {
-            Err(SpecError::new("lifetime", "a sandbox lives from `1s` to `365d`"))
+            Err(SpecError::new("lifetime", "the lifetime of a sandbox is `1s` to `365d`"))
         }
     }
 }
@@ -136,7 +136,7 @@ impl FromStr for ImageDigest {
         let (name, digest) = text.split_once('@').map_or((None, text), |(name, rest)| (Some(name), rest));
         let digits = digest.strip_prefix("sha256:").unwrap_or_default();
         if digits.len() != 64 || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            return Err(SpecError::new("image", "an image is named by its content, e.g. `NAME@sha256:...`"));
+            return Err(SpecError::new("image", "an image needs a digest, e.g. `NAME@sha256:...`"));
         }
         let fits =
             |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'/' | b':');
@@ -146,7 +146,7 @@ impl FromStr for ImageDigest {
                 && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
         };
         if !name.is_none_or(is_name) {
-            return Err(SpecError::new("image", "its name is small letters, digits, `-`, `_`, `.`, `/` and `:`"));
+            return Err(SpecError::new("image", "its name has lower-case letters, digits, `-`, `_`, `.`, `/` and `:`"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -186,7 +186,10 @@ impl FromStr for RuntimeName {
         if starts && text.len() <= 32 && text.bytes().all(fits) {
             Ok(Self(text.to_owned()))
         } else {
-            Err(SpecError::new("runtime", "a name is 1 to 32 small letters, digits, `-`, `.` and `_`, e.g. `runsc`"))
+            Err(SpecError::new(
+                "runtime",
+                "a name is 1 to 32 lower-case letters, digits, `-`, `.` and `_`, e.g. `runsc`",
+            ))
         }
     }
 }

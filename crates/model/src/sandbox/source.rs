@@ -63,7 +63,7 @@ impl TryFrom<RawText> for HostDirectory {
         let path = text.as_path();
         let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
         if text.as_bytes().len() > MAX_PATH_BYTES || text.as_bytes().contains(&0) {
-            return Err(SpecError::new("directory", "a path has at most 4,095 bytes and none of them is 0"));
+            return Err(SpecError::new("directory", "a path has at most 4,095 bytes and no NUL byte"));
         }
         if !path.is_absolute() || !path.components().all(plain) {
             return Err(SpecError::new("directory", "a directory is an absolute path without `..`"));
@@ -110,19 +110,19 @@ impl FromStr for RepositoryUrl {
             return refuse("a URL has at most 2,048 bytes");
         }
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return refuse("a URL is printable ASCII without blanks");
+            return refuse("a URL is printable ASCII without spaces");
         }
         let (own_port, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
             (Some(rest), _) => (443, rest),
             (None, Some(rest)) => (80, rest),
-            (None, None) => return refuse("a repository is reached over `https://` or `http://` alone"),
+            (None, None) => return refuse("a repository URL must start with `https://` or `http://`"),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.contains('@') {
-            return refuse("no name or password belongs in it; see the secrets of a profile");
+            return refuse("it must not contain a user name or password; use a secret of the profile");
         }
         if path.is_empty() || path.contains(['#', '?', '\\']) {
-            return refuse("behind the host stands a path without `?`, `#` and `\\`");
+            return refuse("a path must follow the host, without `?`, `#` and `\\`");
         }
         let target = parse_authority(authority, own_port)?;
         Ok(Self { text: text.to_owned(), target })
@@ -141,7 +141,7 @@ fn parse_authority(authority: &str, own_port: u16) -> Result<NetworkTarget, Spec
         }
         None => (authority, own_port),
     };
-    let host: Host = host.parse().map_err(|_| SpecError::new("url", "its host is no name and no address"))?;
+    let host: Host = host.parse().map_err(|_| SpecError::new("url", "its host is neither a name nor an address"))?;
     Ok(NetworkTarget { host, port })
 }
 

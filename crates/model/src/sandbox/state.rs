@@ -75,7 +75,7 @@ impl fmt::Display for SandboxState {
 
 /// Error for a text that names no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no state of a sandbox")]
+#[error("`{0}` is not a sandbox state")]
 pub struct StateError(String);
 
 impl FromStr for SandboxState {

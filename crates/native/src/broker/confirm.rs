@@ -148,7 +148,7 @@ impl BrokerService {
         {
             return Ok(());
         }
-        let rule = "a link would stand for a directory with protected names";
+        let rule = "a link would replace a directory with protected names";
         Err(refuse_until_granted(operation, path, rule))
     }
 
@@ -262,7 +262,7 @@ impl BrokerService {
     /// run can work in a directory whose permissions it has removed.
     pub(super) fn refusal_in_the_dark(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         (self.looked_in_vain.get() && creates_name(operation)).then(|| {
-            PermissionRefusal::until_write(path, "a directory that is closed, so that nobody can look at what is there")
+            PermissionRefusal::until_write(path, "a directory that is closed, so that its content cannot be checked")
         })
     }
 

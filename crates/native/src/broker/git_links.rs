@@ -52,17 +52,17 @@ impl BrokerService {
                 continue;
             };
             if closed.is_some() {
-                return refuse("a link whose way cannot be followed to its end".to_owned());
+                return refuse("a link whose target cannot be found".to_owned());
             }
             // A later process of the user's or of Stockade may have this number.
             if is_in_process(&end) {
-                return refuse("a link to what a process has open".to_owned());
+                return refuse("a link to an open file of a process".to_owned());
             }
             if number > 0 && view.shows_as(own, &end) {
                 continue;
             }
             if self.powers.hidden_refusal(&end).is_some() {
-                return refuse("a link to what is hidden from runs".to_owned());
+                return refuse("a link to a path that is hidden from runs".to_owned());
             }
             let there = view.probe_object(&end);
             let may_be_directory = there != ObjectPresence::Nothing
@@ -75,7 +75,7 @@ impl BrokerService {
                 return refuse("a link to a directory that ends with the run".to_owned());
             }
             if may_be_directory && self.is_above_closed(&end) && self.completes_link(view, (path, &end)) {
-                return refuse("a link by which another one leads to what is hidden from runs".to_owned());
+                return refuse("a link by which another one leads to a path that is hidden from runs".to_owned());
             }
             shows |= may_be_directory
                 && (self.powers.hidden_paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
@@ -106,7 +106,7 @@ impl BrokerService {
         };
         // After the move its old target is unknown.
         if now != path && has_link(view, now, &leads_to_closed) {
-            let rule = "a link in it would lead to what is hidden from runs".to_owned();
+            let rule = "a link in it would lead to a path that is hidden from runs".to_owned();
             let grant = Some(Grant::Write(to_path(path)));
             return Err(refuse_operation(DeniedOperation::Rename, path, PermissionRefusal { rule, grant }));
         }

@@ -116,7 +116,7 @@ impl BrokerService {
         };
         let now = match new.open_nofollow() {
             Ok(there) => {
-                read_content(&there, max_bytes)?.ok_or_else(|| carries("what is there cannot be read".into()))?
+                read_content(&there, max_bytes)?.ok_or_else(|| carries("the existing file cannot be read".into()))?
             }
             Err(Errno::NOENT) => Vec::new(),
             Err(errno) => return Err(errno.into()),
@@ -172,7 +172,10 @@ impl BrokerService {
         };
         let file = match content_kind {
             GuardedContent::Index => {
-                return Ok(simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown form"));
+                return Ok(simple(
+                    git_index::is_harmless(text),
+                    "files outside of the work tree, or an unknown format",
+                ));
             }
             GuardedContent::Steps => {
                 return Ok(simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"));
@@ -181,7 +184,7 @@ impl BrokerService {
                 return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere"));
             }
             GuardedContent::Start => {
-                return Ok(simple(git_texts::is_start_of_bisection(text), "a beginning that is no name"));
+                return Ok(simple(git_texts::is_start_of_bisection(text), "a start that is not a name"));
             }
             GuardedContent::Place => {
                 let is_own = text == now || self.is_place_of_work_tree(&new.path(), text);
@@ -346,8 +349,7 @@ impl BrokerService {
         let are_known = !has_hooks && matches!(listed, Ok(()) | Err(Errno::NOENT));
         let leads = self.exists_in_view(&to_path(&join_name(repository, b"commondir")));
         let is_harmless = are_known && !leads && is_plain(b"config") && is_plain(b"config.worktree");
-        (!is_harmless)
-            .then(|| PermissionRefusal::until_write(path, "settings or hooks that are there would come to life"))
+        (!is_harmless).then(|| PermissionRefusal::until_write(path, "existing settings or hooks would take effect"))
     }
 
     /// Carries out the harmless part of a refused call, if that is a judged rename.

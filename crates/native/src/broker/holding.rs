@@ -270,7 +270,7 @@ impl BrokerService {
     /// Refuses a call whose objects changed since the question was raised.
     fn refuse_changed(&self, id: u64, waiting_caller: &CallerProcess, original_denial: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = original_denial.clone();
-        let refusal = PermissionRefusal::without_grant("it changed while the question stood");
+        let refusal = PermissionRefusal::without_grant("it changed while the question was open");
         self.lock_ledger()
             .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || {
                 waiting_caller.clone()

@@ -223,7 +223,7 @@ impl BrokerService {
             there => read_content(&there?, max_bytes)?.ok_or(Errno::FBIG)?,
         };
         let judgement = match text.len() as u64 > max_bytes {
-            true => ContentVerdict::Carries { what: "more text than is judged".to_owned(), without: None },
+            true => ContentVerdict::Carries { what: "more text than Stockade checks".to_owned(), without: None },
             false => self.check_content(content_kind, place, &now, &text)?,
         };
         let (harmless, carried) = match judgement {
@@ -265,7 +265,7 @@ impl BrokerService {
         if !is_known {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
             let what = match kind {
-                InPlaceKind::Number => "a step of a rebase that is no number",
+                InPlaceKind::Number => "a step of a rebase that is not a number",
                 _ => "a file that leads git to a directory that is not its own",
             };
             let refusal = PermissionRefusal::until_write(&path, format!("{what}: {shown}"));

@@ -112,7 +112,7 @@ pub enum BrokerError {
         errno: Errno,
     },
     /// The thread did not start in time.
-    #[error("the thread that answers trapped system calls did not come up within {} s", START_TIMEOUT.as_secs())]
+    #[error("the thread that answers trapped system calls did not start within {} s", START_TIMEOUT.as_secs())]
     Silent,
 }
 

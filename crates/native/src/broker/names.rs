@@ -450,7 +450,7 @@ impl BrokerService {
             Ok(None) => return Ok(()),
             Ok(Some(file)) => {
                 let file = String::from_utf8_lossy(&file[1..]).escape_debug().to_string();
-                format!("a directory stays in place whose {file} leads git to another")
+                format!("a directory whose {file} leads git to another stays in place")
             }
             Err(Errno::NAMETOOLONG) => {
                 format!("a directory stays in place if paths in it would get longer than {MAX_DIRECTORY_PATH} bytes")

@@ -162,7 +162,7 @@ impl BrokerService {
             return Ok(());
         }
         if self.powers.agents.is_persons(Path::new(OsStr::from_bytes(path)), (stat.st_dev, stat.st_ino)) {
-            let rule = "the person's ssh agent, which no run reaches: `@git-signing` and `@ssh:HOST` let a key sign";
+            let rule = "the user's ssh agent, which no run may reach: `@git-signing` and `@ssh:HOST` let a key sign";
             return Err(refuse_operation(operation, path, PermissionRefusal::without_grant(rule.to_owned())));
         }
         match self.powers.decide_socket(Path::new(OsStr::from_bytes(path))) {
@@ -444,7 +444,7 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
 /// Returns the refusal of an internet socket that is not TCP.
 pub(super) fn no_internet(caller: &CallingThread) -> RefusedOperation {
     let family = if caller.int_argument(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
-    let refusal = PermissionRefusal::without_grant("TCP alone has a way out at level restricted");
+    let refusal = PermissionRefusal::without_grant("only TCP can leave the sandbox at level restricted");
     RefusedOperation::new(DeniedOperation::Socket, family, DenialLayer::Broker, refusal)
 }
 

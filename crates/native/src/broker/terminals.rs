@@ -90,7 +90,7 @@ impl BrokerService {
     ) -> Result<CallProgress, CallFailure> {
         let stat = fstat(held)?;
         if !self.is_stream(&stat) && !self.terminals.has_terminal(&stat) {
-            let rule = "a terminal that the command has not made";
+            let rule = "a terminal that the command did not create";
             return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal::without_grant(rule)));
         }
         let opened = resolve::reopen(held.as_fd(), open_request.of_broker() - OFlags::CREATE)?;

@@ -65,7 +65,7 @@ impl LostDatagrams {
             None => target.to_string(),
         };
         let object = RawText::from(format!("{shown} over UDP"));
-        let rule = "datagrams lead nowhere but to the run's own name server".to_owned();
+        let rule = "UDP reaches only the run's own name server".to_owned();
         Denial::of_unknown_process(DeniedOperation::Connect, object, DenialLayer::Network, rule, None)
     }
 }

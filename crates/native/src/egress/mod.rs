@@ -163,7 +163,7 @@ impl RunEgress {
         {
             match self.build_proxy(*egress_options) {
                 Ok(egress_proxy) => *state = RunEgressState::Open(egress_proxy),
-                Err(why) => tracing::error!("the way out stays shut: {why}"),
+                Err(why) => tracing::error!("cannot start the egress proxy: {why}"),
             }
         }
         match &*state {

@@ -55,10 +55,10 @@ pub(crate) fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception) ->
 /// Returns the network's entry in the enforcement report.
 pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
     let (route, restrictions) = match plan.level {
-        IsolationLevel::Full => ("through the door", "datagrams reach its name server alone"),
+        IsolationLevel::Full => ("through the egress proxy", "UDP reaches only its name server"),
         IsolationLevel::Restricted | IsolationLevel::None => (
             "over TCP, connected by the broker",
-            "servers on the host's loopback for the run alone; no datagrams; names over TCP and the proxy alone",
+            "servers on the host's loopback only for the run; no UDP; DNS only over TCP and the proxy",
         ),
     };
     let published: Vec<String> = plan
@@ -69,7 +69,7 @@ pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
             _ => None,
         })
         .collect();
-    let detail = format!("what is granted is reached {route}; {restrictions}{}", published.concat());
+    let detail = format!("granted hosts are reachable {route}; {restrictions}{}", published.concat());
     LayerReport { state: LayerState::Enforced, detail }
 }
 

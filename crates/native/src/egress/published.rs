@@ -60,7 +60,7 @@ fn hint(port: u16, error: &io::Error) -> String {
     if is_reserved(port, error) {
         return format!("listen on a port from {FIRST_ORDINARY_PORT}");
     }
-    format!("end what listens there, or leave `listen {port}` out")
+    format!("end the program that listens there, or leave `listen {port}` out")
 }
 
 #[cfg(test)]
@@ -74,6 +74,6 @@ mod tests {
         assert_eq!(hint(443, &denied), "listen on a port from 1024");
         let used = io::Error::from(io::ErrorKind::AddrInUse);
         assert_eq!(unpublished(443, &used), format!("port 443 cannot be published on 127.0.0.1: {used}"));
-        assert_eq!(hint(443, &used), "end what listens there, or leave `listen 443` out");
+        assert_eq!(hint(443, &used), "end the program that listens there, or leave `listen 443` out");
     }
 }

@@ -36,8 +36,8 @@ impl SandboxCommandBackend {
     fn demand_honoured(plan: &AttemptPlan) -> Result<(), StartError> {
         match plan.grants.iter().find(|grant| !supports_grant(grant, plan.level)) {
             Some(grant) => Err(StartError {
-                what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
-                hint: Some("leave it out, or make a sandbox with it".to_owned()),
+                what: format!("`{grant}` cannot be given in this sandbox, because it was created without it"),
+                hint: Some("remove the grant, or create a sandbox with it".to_owned()),
             }),
             None => Ok(()),
         }
@@ -51,7 +51,7 @@ impl SandboxCommandBackend {
         umask: Option<u32>,
     ) -> Result<LaunchOptions, StartError> {
         if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
-            let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
+            let what = "a persistent sandbox does not support request inspection or secrets".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         let environment = egress::launch_options(plan, edge).environment;

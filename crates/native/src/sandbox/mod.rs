@@ -115,8 +115,8 @@ fn unsupported_error(what: &'static str, why: impl Into<String>) -> SandboxError
 
 fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
     if plan.level != IsolationLevel::Full {
-        let why = "without namespaces there is nothing that could hold several commands together";
-        return Err(unsupported_error("a level beneath `full`", why));
+        let why = "without namespaces nothing can isolate several commands together";
+        return Err(unsupported_error("a level below `full`", why));
     }
     if !plan.profile.sandboxed {
         return Err(unsupported_error("a profile without a sandbox", "it would be the host itself"));
@@ -128,16 +128,16 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
     if let Some(GuestSystem::Tree(tree)) = &plan.system
         && !tree.join("usr").is_dir()
     {
-        let what = format!("{} is no root tree: there is no `usr` in it", tree.display());
-        let hint = "name a directory with a whole system, as `mmdebstrap` or `docker export` makes it";
+        let what = format!("{} is not a root tree: it has no `usr`", tree.display());
+        let hint = "name a directory with a complete system, e.g. from `mmdebstrap` or `docker export`";
         return Err(StartError { what, hint: Some(hint.to_owned()) }.into());
     }
     if plan.runtime.is_some() {
-        return Err(unsupported_error("a runtime", "there is no container engine in it"));
+        return Err(unsupported_error("a runtime", "it uses no container engine"));
     }
     if plan.background == BackgroundPolicy::End && !can_have_group() {
-        let why = "no control group can be had here, and without one its processes are not known from others";
-        return Err(unsupported_error("ending what a command leaves behind", why));
+        let why = "no control group is available here, and without one its processes cannot be identified";
+        return Err(unsupported_error("ending background processes of a command", why));
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ impl Sandbox for NativeSandbox {
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
-        Err(unsupported_error("a snapshot", "its directories are the host's own: copy them while it is paused"))
+        Err(unsupported_error("a snapshot", "its directories are on the host: copy them while it is paused"))
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
@@ -191,7 +191,7 @@ impl Sandbox for NativeSandbox {
 impl Drop for NativeSandbox {
     fn drop(&mut self) {
         if let Err(error) = self.hosted_sandbox.end_sandbox() {
-            tracing::error!("the sandbox {} is not gone: {error}", self.id);
+            tracing::error!("cannot end the sandbox {}: {error}", self.id);
         }
     }
 }
@@ -200,7 +200,7 @@ impl Drop for NativeSandbox {
 fn open_tree(inside: &str, path: &Path) -> Result<OwnedFd, SandboxError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|errno| failed_error(format!("cannot open what {inside} is on the host: {errno}")))
+        .map_err(|errno| failed_error(format!("cannot open the host directory of {inside}: {errno}")))
 }
 
 fn failed_error(what: String) -> SandboxError {

@@ -151,8 +151,8 @@ impl HostedSandbox {
     pub(super) fn prevent_pause(&self) -> Result<RwLockReadGuard<'_, bool>, StartError> {
         let paused = self.paused.read().unwrap_or_else(PoisonError::into_inner);
         if *paused {
-            let what = format!("the sandbox {} is paused: a command would not go on in it", self.id);
-            return Err(StartError { what, hint: Some("let it go on first".to_owned()) });
+            let what = format!("the sandbox {} is paused: no command can run in it", self.id);
+            return Err(StartError { what, hint: Some("resume the sandbox first".to_owned()) });
         }
         Ok(paused)
     }
@@ -180,7 +180,7 @@ impl HostedSandbox {
     pub(super) fn pause(&self) -> Result<(), SandboxError> {
         let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
         let group = self.find_group()?;
-        let group = group.ok_or_else(|| unsupported_error("a pause", "no control group can be had here"))?;
+        let group = group.ok_or_else(|| unsupported_error("a pause", "no control group is available here"))?;
         group.freeze_and_wait().map_err(|why| failed_error(format!("cannot pause the sandbox {}: {why}", self.id)))?;
         *paused = true;
         Ok(())
@@ -211,7 +211,7 @@ impl HostedSandbox {
         drop(stands);
         match lock_ignoring_poison(&self.watched).recv_timeout(END_TIMEOUT) {
             Err(RecvTimeoutError::Timeout) => {
-                Err(failed_error(format!("the watch over the sandbox {} does not end", self.id)))
+                Err(failed_error(format!("the monitor of the sandbox {} does not end", self.id)))
             }
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
         }
@@ -240,7 +240,7 @@ fn processes_layer(group: bool) -> LayerReport {
         let detail = "a control group of its own, and one in it for each command";
         return LayerReport { state: LayerState::Enforced, detail: detail.to_owned() };
     }
-    let detail = "no control group: what a command left behind ends with the sandbox alone";
+    let detail = "no control group: background processes of a command end only with the sandbox";
     LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
 }
 

@@ -84,10 +84,10 @@ pub struct NativeSession {
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The program cannot be copied, most likely because it has other threads.
-    #[error("cannot begin a session: {0}\nhint: begin it first thing in main, before any thread or runtime")]
+    #[error("cannot start a session: {0}\nhint: start it at the beginning of main, before any thread or runtime")]
     Fork(io::Error),
     /// No descriptors are left.
-    #[error("cannot begin a session: {0}")]
+    #[error("cannot start a session: {0}")]
     System(#[from] io::Error),
 }
 
@@ -127,7 +127,7 @@ impl NativeSession {
         let control = control.as_ref().ok_or_else(|| unready_error(&"it is over"))?;
         let deadline = Instant::now() + SUPERVISOR_TIMEOUT;
         if !readable_before(&[control.as_fd()], deadline).map_err(|e| unready_error(&e))? {
-            return Err(unready_error(&"too many of its commands run"));
+            return Err(unready_error(&"too many of its commands are running"));
         }
         let received =
             fd_passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
@@ -148,12 +148,12 @@ impl NativeSession {
                 return SocketChannel::from_stream(ours).map_err(|e| unready_error(&e));
             }
         }
-        Err(unready_error(&"its processes are ended by somebody"))
+        Err(unready_error(&"another process ends its processes"))
     }
 }
 
 fn unready_error(why: &dyn std::fmt::Display) -> StartError {
-    StartError { what: format!("the session has no sandbox to give: {why}"), hint: None }
+    StartError { what: format!("the session cannot provide a sandbox: {why}"), hint: None }
 }
 
 impl Backend for NativeSession {

@@ -47,7 +47,7 @@ impl<'s> SettingsVersions<'s> {
 pub(super) fn find_moved_destination(texts: SettingsVersions<'_>) -> Option<String> {
     let shown = |name: &[u8]| String::from_utf8_lossy(name).escape_debug().to_string();
     if has_remotes(texts.first) && !keeps_destinations(texts, |text| branch_destinations(text, None)) {
-        return Some("another remote for branches of which nothing is said".to_owned());
+        return Some("another remote for branches without settings".to_owned());
     }
     let is_changed = |branch: &&[u8]| !is_same_branch(texts, branch) || !goes_well(texts, branch);
     let branches = subsection_names(texts.first, "branch").into_iter().chain(subsection_names(texts.new, "branch"));

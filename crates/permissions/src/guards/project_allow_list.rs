@@ -26,7 +26,7 @@ pub fn check_project_file(file: ProjectFile, there: [&[u8]; 2], new: &[u8]) -> C
     let carries = |what: String| ContentVerdict::Carries { what, without: None };
     // A run may not remove further settings of the user.
     if let Some(line) = lost_with(file, there) {
-        return carries(format!("what is there says more than is judged: {line}"));
+        return carries(format!("the existing file has settings that Stockade does not check: {line}"));
     }
     find_code(file, new).map_or(ContentVerdict::Harmless, carries)
 }
@@ -42,7 +42,7 @@ fn find_code(file: ProjectFile, text: &[u8]) -> Option<String> {
     if text.is_empty() {
         return None;
     }
-    let Ok(text) = std::str::from_utf8(text) else { return Some("text that is no UTF-8".to_owned()) };
+    let Ok(text) = std::str::from_utf8(text) else { return Some("text that is not valid UTF-8".to_owned()) };
     if has_odd_characters(text) {
         return Some("characters that end a line for some readers and not for others".to_owned());
     }
@@ -130,7 +130,7 @@ fn is_plain_word(word: &str) -> bool {
 // ---- TOML ----
 
 fn in_toml(text: &str, look: impl Fn(&Table) -> Option<String>) -> Option<String> {
-    text.parse::<Table>().map_or_else(|_| Some("text that cannot be read for sure".to_owned()), |table| look(&table))
+    text.parse::<Table>().map_or_else(|_| Some("text that cannot be parsed reliably".to_owned()), |table| look(&table))
 }
 
 fn check_toolchain(text: &str) -> Option<String> {
@@ -240,7 +240,7 @@ fn is_of_profile(key: &str, value: &toml::Value) -> bool {
 
 fn in_json(text: &str, look: impl Fn(&Value) -> Option<String>) -> Option<String> {
     let parsed = without_comments(text).and_then(|plain| serde_json::from_str::<UniqueKeyJson>(&plain).ok());
-    parsed.map_or_else(|| Some("text that cannot be read for sure".to_owned()), |unique| look(&unique.0))
+    parsed.map_or_else(|| Some("text that cannot be parsed reliably".to_owned()), |unique| look(&unique.0))
 }
 
 /// A value without duplicate keys, because programs differ on which of them counts.
@@ -297,7 +297,7 @@ impl<'de> Visitor<'de> for UniqueKeyVisitor {
         let mut all = Map::new();
         while let Some((key, UniqueKeyJson(value))) = map.next_entry::<String, _>()? {
             if all.insert(key, value).is_some() {
-                return Err(A::Error::custom("a key that is said twice"));
+                return Err(A::Error::custom("a key that occurs twice"));
             }
         }
         Ok(Value::Object(all))
@@ -348,7 +348,7 @@ const EDITOR_SECTIONS: WordList = WordList(include_str!("../../knowledge/editor_
 const EDITOR_KEYS: WordList = WordList(include_str!("../../knowledge/editor_keys.txt"));
 
 fn editor_settings(value: &Value) -> Option<String> {
-    let Some(all) = value.as_object() else { return Some("settings that are no object".to_owned()) };
+    let Some(all) = value.as_object() else { return Some("settings that are not an object".to_owned()) };
     let is_of_language = |key: &str| key.starts_with('[') && key.ends_with(']');
     all.iter().find_map(|(key, value)| {
         if is_of_language(key) {
@@ -389,7 +389,7 @@ fn check_tasks(value: &Value, depth: u32) -> Option<String> {
 }
 
 fn check_extensions(value: &Value) -> Option<String> {
-    let Some(all) = value.as_object() else { return Some("recommendations that are no object".to_owned()) };
+    let Some(all) = value.as_object() else { return Some("recommendations that are not an object".to_owned()) };
     let is_name = |value: &Value| {
         value
             .as_str()

@@ -91,9 +91,9 @@ enum SettingsFault<'s> {
 pub fn check_settings(file: SettingsFileKind, path: &[u8], before: SettingsContext<'_>, new: &[u8]) -> ContentVerdict {
     let unreadable = |what: &str| ContentVerdict::Carries { what: what.to_owned(), without: None };
     let Some(known) = ParsedSettings::parse_context(before) else {
-        return unreadable("a change of settings that cannot be read for sure");
+        return unreadable("a change of settings that cannot be parsed reliably");
     };
-    let Some(found) = parse_settings(new) else { return unreadable("settings that cannot be read for sure") };
+    let Some(found) = parse_settings(new) else { return unreadable("settings that cannot be parsed reliably") };
     let stale_settings = list_stale_settings(&known.now, &found);
     if !stale_settings.is_empty() {
         let mut whole = new.to_vec();
@@ -130,8 +130,11 @@ fn find_fault<'s>(
 ) -> Option<SettingsFault<'s>> {
     if let Some(lost) = find_lost_setting(file, path, known, found) {
         let is_changed = found.iter().any(|new| new.is_named_as(lost));
-        let how =
-            if is_changed { "changed, which is the person's own" } else { "taken away, which is the person's own" };
+        let how = if is_changed {
+            "changed, although it belongs to the user"
+        } else {
+            "removed, although it belongs to the user"
+        };
         return Some(SettingsFault::Whole(format!("{} {how}", lost.full_name())));
     }
     let bad = find_code_settings(file, path, known, found);
@@ -149,7 +152,7 @@ fn find_fault<'s>(
 /// file.
 pub fn lost_with(path: &[u8], before: SettingsContext<'_>) -> Option<String> {
     let Some(known) = ParsedSettings::parse_context(before) else {
-        return Some("settings that cannot be read for sure".to_owned());
+        return Some("settings that cannot be parsed reliably".to_owned());
     };
     // `extensions` may be lost as well, and so may settings that protect little.
     let is_weak = |setting: &GitSetting| {

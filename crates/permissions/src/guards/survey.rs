@@ -81,7 +81,7 @@ pub enum SurveyError {
     )]
     Closed(String),
     /// A file of the user's own that may lead git elsewhere cannot be read.
-    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r, which a run may do)")]
+    #[error("{0} cannot be read, so the files to which it leads cannot be found (hint: chmod u+r, which a run may do)")]
     Locked(String),
     /// Settings of git that cannot be read whole.
     #[error(

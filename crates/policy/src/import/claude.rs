@@ -176,8 +176,8 @@ impl<'a> ClaudeReader<'a> {
         let (carried, why) = match name {
             "env" | "hooks" | "autoMode" if is_empty => return,
             "env" => return self.report_variables(value),
-            "hooks" => (Weaker, "hooks run programs that may refuse: no form here".to_owned()),
-            "autoMode" => (Weaker, "what it refuses in words has no form here".to_owned()),
+            "hooks" => (Weaker, "hooks run programs that may refuse: this cannot be expressed here".to_owned()),
+            "autoMode" => (Weaker, "refusals in prose cannot be expressed here".to_owned()),
             "policyHelper" => {
                 (Weaker, "the program makes settings when the agent starts: import what it prints".to_owned())
             }
@@ -190,7 +190,7 @@ impl<'a> ClaudeReader<'a> {
             | "enableAllProjectMcpServers"
             | "allowedMcpServers"
             | "deniedMcpServers"
-            | "allowManagedMcpServersOnly" => (Needless, "which servers there are is the agent's to say".to_owned()),
+            | "allowManagedMcpServersOnly" => (Needless, "the agent decides which servers exist".to_owned()),
             _ => match tool_detection::why_unknown(ImportTool::Claude, key) {
                 Some(why) => (Weaker, why),
                 None => return,
@@ -233,7 +233,7 @@ impl<'a> ClaudeReader<'a> {
         };
         self.modes.push(known);
         match mode {
-            "auto" => self.add_note(value, mode, Stricter, "nothing agrees in a person's place here"),
+            "auto" => self.add_note(value, mode, Stricter, "only a person can approve here"),
             "bypassPermissions" => {
                 let why = match self.context.no_bypass {
                     true => "the mode is switched off: commands are asked about",
@@ -257,7 +257,7 @@ impl<'a> ClaudeReader<'a> {
                 Ok(path @ (ConfigPath::Absolute(_) | ConfigPath::Home(_))) => {
                     self.imported.add_to_profile("write", path.to_string());
                 }
-                _ => self.add_note(item, text, Left, "only an absolute path or one in `~/` has a form here"),
+                _ => self.add_note(item, text, Left, "only an absolute path or one in `~/` can be expressed here"),
             }
         }
     }
@@ -267,7 +267,7 @@ impl<'a> ClaudeReader<'a> {
         let why = if !self.may_allow {
             "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)"
         } else if self.context.may_refuse(tool) {
-            "a `PreToolUse` hook may refuse it there, and hooks have no form here"
+            "a `PreToolUse` hook may refuse it there, and hooks cannot be expressed here"
         } else {
             return true;
         };

@@ -25,9 +25,9 @@ pub(super) const READ_TOOLS: &[&str] = &["Read", "Grep", "Glob", "LS", "Notebook
 /// Tools that change files.
 pub(super) const WRITE_TOOLS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
 
-const READS_ALL: &str = "it holds for tools alone: commands can still read files";
-const WRITES_ALL: &str = "it holds for tools alone: commands can still write; use profile `read-only` against that";
-const NO_FORM: &str = "the path has no form here: tools are asked about every file";
+const READS_ALL: &str = "it applies to tools only: commands can still read files";
+const WRITES_ALL: &str = "it applies to tools only: commands can still write; use profile `read-only` against that";
+const NO_FORM: &str = "the path cannot be expressed here: tools are asked about every file";
 const NOT_HIDDEN_REASON: &str =
     "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
 const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
@@ -70,7 +70,8 @@ impl ClaudeReader<'_> {
             Some(pattern) => {
                 let own = self.path_patterns(pattern, rule.effect);
                 if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
-                    let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
+                    let why =
+                        "the profile allows it; names that are protected are asked about, and deletion is not included";
                     return self.note(rule, Stricter, why);
                 }
                 "beyond the workspace it also reaches files that are asked about there"
@@ -91,7 +92,7 @@ impl ClaudeReader<'_> {
         };
         let Some(own) = self.path_patterns(pattern, rule.effect) else {
             if rule.is_allow() {
-                return self.note(rule, Left, "the path pattern has no form here");
+                return self.note(rule, Left, "the path pattern cannot be expressed here");
             }
             let why = format!("{NO_FORM}, and commands can still {} it", if reads { "read" } else { "write" });
             self.lost_to_commands(rule, &why);
@@ -99,7 +100,7 @@ impl ClaudeReader<'_> {
             return self.imported.push(draft);
         };
         if own.broader {
-            self.note(rule, Stricter, "it is meant wherever it may lie");
+            self.note(rule, Stricter, "it applies in any directory");
         }
         for pattern in own.patterns.iter().filter(|_| !rule.is_allow()) {
             if reads {

@@ -76,7 +76,7 @@ impl ClaudeReader<'_> {
                 self.imported.push(draft);
             }
             (_, Some(_)) => {
-                let why = "what stands in the parentheses has no form here";
+                let why = "the text in the parentheses cannot be expressed here";
                 if self.skip_allow_rule(rule, why) {
                     self.imported.push(DraftRule { tool: names_of(tool), ..self.draft_question(rule) });
                 }
@@ -153,7 +153,7 @@ impl ClaudeReader<'_> {
             return self.note(rule, Left, "the pattern names no program");
         }
         if let Some(known) = checked {
-            let why = format!("arguments of `{known}` are checked there in a way that no rule here can say");
+            let why = format!("arguments of `{known}` are checked there in a way that no rule here can express");
             return self.note(rule, Left, &why);
         }
         if named_paths {
@@ -172,7 +172,7 @@ impl ClaudeReader<'_> {
     /// Converts a pattern that a shell would not parse as plain words: operators, quotes, expansions.
     fn raw_command(&mut self, rule: ClaudeRule<'_>, pattern: &str) {
         if rule.is_allow() {
-            let why = "it is not a list of plain words: what it means to a shell is not certain";
+            let why = "it is not a list of plain words: its meaning to a shell is not certain";
             return self.note(rule, Left, why);
         }
         // Asks about every command of the named programs. If one program cannot be named, asks about every
@@ -183,7 +183,7 @@ impl ClaudeReader<'_> {
         let programs: Vec<&str> = words.collect();
         if !programs.iter().all(|program| plain(program)) {
             self.imported.push(DraftRule { glob: vec!["*".to_owned()], ..self.draft_question(rule) });
-            return self.note(rule, Stricter, "it names no plain program: every command is asked about");
+            return self.note(rule, Stricter, "it does not name a plain program: every command is asked about");
         }
         for program in programs {
             self.imported
@@ -197,7 +197,7 @@ impl ClaudeReader<'_> {
         // A rule that asks or refuses may be as wide as necessary.
         let pattern = host.map(|host| host_of_any_depth(host, PolicyVerdict::Deny));
         let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
-            if self.skip_allow_rule(rule, "only `domain:HOST` has a form here") {
+            if self.skip_allow_rule(rule, "only `domain:HOST` can be expressed here") {
                 self.imported.push(DraftRule { tool: vec!["WebFetch".to_owned()], ..self.draft_question(rule) });
             }
             return;

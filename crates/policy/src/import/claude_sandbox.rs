@@ -51,7 +51,7 @@ pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJs
             ("filesystem", _) => convert_filesystem(reader, value),
             ("network", _) => convert_network(reader, value),
             ("credentials", _) => convert_credentials(reader, value),
-            (other, _) => reader.add_note(value, other, Weaker, "the key has no form here"),
+            (other, _) => reader.add_note(value, other, Weaker, "the key cannot be expressed here"),
         }
     }
 }
@@ -84,7 +84,7 @@ fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
             ("allowManagedReadPathsOnly", _) => {
                 reader.add_note(list, &key.name, Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
-            (other, _) => reader.add_note(list, other, Weaker, "the key has no form here"),
+            (other, _) => reader.add_note(list, other, Weaker, "the key cannot be expressed here"),
         }
     }
 }
@@ -93,7 +93,7 @@ fn convert_paths(reader: &mut ClaudeReader<'_>, key: &str, list: &SpannedJson) {
     for (item, text) in reader.read_texts(list, "a string") {
         let Some(path) = parse_path(text) else {
             let carried = if key.starts_with("deny") { Weaker } else { Left };
-            reader.add_note(item, text, carried, "a path with a pattern has no form in a profile");
+            reader.add_note(item, text, carried, "a path with a pattern cannot be expressed in a profile");
             continue;
         };
         if key.starts_with("allow") && !reader.context.sandboxed {
@@ -135,14 +135,19 @@ fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
                 }
             }
             "allowManagedDomainsOnly" | "strictAllowlist" => {
-                reader.add_note(list, &key.name, Needless, "hosts that no rule allows are never reached unasked");
+                reader.add_note(
+                    list,
+                    &key.name,
+                    Needless,
+                    "a host that no rule allows is never reached without a question",
+                );
             }
             "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
                 if list.as_bool() != Some(false) {
                     reader.add_note(list, &key.name, Left, "it is granted one by one here");
                 }
             }
-            other => reader.add_note(list, other, Weaker, "the key has no form here"),
+            other => reader.add_note(list, other, Weaker, "the key cannot be expressed here"),
         }
     }
 }
@@ -184,7 +189,7 @@ fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
                 ("envVars", _) if named.parse::<crate::text::DropPattern>().is_ok() => {
                     reader.imported.add_to_profile("env.drop", named.to_owned());
                 }
-                _ => reader.add_note(item, &key.name, Weaker, "the entry has no form here"),
+                _ => reader.add_note(item, &key.name, Weaker, "the entry cannot be expressed here"),
             }
         }
     }

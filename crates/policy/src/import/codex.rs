@@ -25,7 +25,7 @@ pub(super) fn import_codex(sources: &[ImportSource]) -> Result<ImportedPolicy, C
     for source in sources {
         match starlark::parse_calls(&source.text) {
             Ok(calls) if calls.is_empty() => {
-                let why = "it holds no rule of Codex's".to_owned();
+                let why = "it contains no rules of Codex".to_owned();
                 mistakes.add_errors(source, vec![PositionedError { at: TextPosition::START, why }]);
             }
             Ok(calls) => files.push((source, calls, Vec::new())),
@@ -83,7 +83,7 @@ fn bind_arguments<'a>(
             return Err(PositionedError { at: *at, why: format!("`{}` has no `{name}`; it has `{known}`", call.name) });
         }
         if found.insert(name.clone(), value).is_some() {
-            return Err(PositionedError { at: *at, why: format!("`{name}` stands here twice") });
+            return Err(PositionedError { at: *at, why: format!("`{name}` appears twice here") });
         }
     }
     found.retain(|_, value| value.kind != starlark::StarlarkValueKind::None);
@@ -193,7 +193,7 @@ fn prefix_rule(
         return Ok(());
     }
     if effect != PolicyVerdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
-        imported.note(entry, Stricter, "every program of that name is meant, wherever it lies");
+        imported.note(entry, Stricter, "every program of that name matches, in any directory");
     }
     rule.prefix = pattern;
     if effect == PolicyVerdict::Allow {
@@ -247,7 +247,7 @@ fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), Positio
     let name_value = require_argument(call, &found, "name")?;
     let name = expect_text(name_value)?;
     if name.is_empty() || name.contains('/') {
-        return Err(PositionedError::new(name_value.at, format!("`{name}` is no bare name of a program")));
+        return Err(PositionedError::new(name_value.at, format!("`{name}` is not the bare name of a program")));
     }
     let mut paths = Vec::new();
     for value in expect_list(require_argument(call, &found, "paths")?)? {
@@ -287,7 +287,7 @@ fn network_rule(
     let effect = effect_of(Some(&decision), true)?;
     let mut rule = entry.draft_rule(ImportTool::Codex, effect, justification_of(found.get("justification"), entry)?);
     if protocol == "socks5_udp" && effect == PolicyVerdict::Allow {
-        imported.note(entry, Left, "only TCP is let out");
+        imported.note(entry, Left, "only TCP is supported");
         return Ok(());
     }
     rule.hosts = vec![match port {
@@ -298,7 +298,7 @@ fn network_rule(
     if let (Some(port), PolicyVerdict::Allow) = (port, effect) {
         imported.note(entry, Stricter, format!("`{protocol}` is carried as port {port}"));
     } else if effect != PolicyVerdict::Allow {
-        imported.note(entry, Stricter, "protocols are not told apart: every port is meant");
+        imported.note(entry, Stricter, "protocols are not distinguished: every port matches");
     }
     imported.push(rule);
     Ok(())

@@ -95,7 +95,7 @@ impl GeminiContext {
             context.no_always_allow |=
                 at("security", "disableAlwaysAllow").is_some_and(|value| value.as_bool() == Some(true));
             if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.as_list() != Some(&[])) {
-                let why = "a hook may refuse any call there, and hooks have no form here: nothing is allowed";
+                let why = "a hook may refuse any call there, and hooks cannot be expressed here: nothing is allowed";
                 let entry = ImportEntry::new(&source.name, hooks.at, "hooks.BeforeTool");
                 context.hook = Some(entry.to_note(Weaker, why));
             }
@@ -161,7 +161,7 @@ fn convert_policies(
     };
     let (mut ranked, mut faults) = (Vec::new(), Vec::new());
     if !table.contains_key("rule") && !table.contains_key("safety_checker") {
-        let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
+        let why = "it contains no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
         faults.push(PositionedError { at: TextPosition::START, why });
     }
     for (key, value) in &table {
@@ -316,7 +316,7 @@ impl GeminiRuleReader<'_> {
             tools.push("*".to_owned());
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), "[[safety_checker]]");
-        let why = "checks that run programs have no form here: what they look at is asked about";
+        let why = "checks that run programs cannot be expressed here: the calls that they check are asked about";
         imported.note(&entry, Stricter, why);
         let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
         let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification, imported);
@@ -368,12 +368,12 @@ impl GeminiRuleReader<'_> {
     ) -> Result<bool, PositionedError> {
         let modes = self.read_texts("modes")?;
         if !modes.is_empty() && !modes.contains(&self.context.session_mode()) {
-            let why = format!("it speaks in other modes than `{}` only", self.context.session_mode());
+            let why = format!("it applies in modes other than `{}` only", self.context.session_mode());
             imported.notes.push(entry.dropped_note(effect, why));
             return Ok(false);
         }
         if self.value.get("interactive").and_then(toml::Value::as_bool) == Some(false) {
-            imported.notes.push(entry.dropped_note(effect, "it speaks only where nobody can be asked"));
+            imported.notes.push(entry.dropped_note(effect, "it applies only where no user can be asked"));
             return Ok(false);
         }
         Ok(true)
@@ -401,7 +401,7 @@ impl GeminiRuleReader<'_> {
         }
         for key in ["subagent", "toolAnnotations"] {
             if self.value.get(key).is_some() {
-                rule.cannot_say(&format!("`{key}` has no form here"));
+                rule.cannot_say(&format!("`{key}` cannot be expressed here"));
             }
         }
         // An empty text is not a condition in Gemini CLI.

@@ -78,7 +78,7 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
             self.note(Left, why);
             self.lost = true;
         } else {
-            self.note(Stricter, &format!("{why}; it asks without it"));
+            self.note(Stricter, &format!("{why}; the rule asks without this condition"));
             self.effect = PolicyVerdict::Ask;
         }
     }
@@ -167,16 +167,16 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
         }
         match argument_of(pattern) {
             Ok((_, globs)) if self.is_allow() && globs.broader => {
-                self.cannot_say("the expression says more than a pattern with `*` can");
+                self.cannot_say("a pattern with `*` cannot express the expression");
                 None
             }
             Ok((_, globs)) if !self.is_allow() && !globs.anywhere.is_empty() => {
-                self.cannot_say("a part of the expression looks at every argument");
+                self.cannot_say("a part of the expression matches any argument");
                 None
             }
             Ok((key, globs)) => {
                 if globs.broader {
-                    self.note(Stricter, "the expression is carried more broadly");
+                    self.note(Stricter, "the imported pattern matches more than the expression");
                 }
                 Some((key, globs.globs))
             }
@@ -191,7 +191,7 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
         match conditions {
             GeminiConditions::None => {
                 if self.is_allow() {
-                    let why = "programs that are asked about there in part are asked about: ";
+                    let why = "programs that are asked about there in some cases are always asked about here: ";
                     self.note(Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
                     let mut ask = self.draft_question();
                     ask.prefix = WordPattern::from_alternatives(
@@ -257,7 +257,7 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
             }
         };
         if globs.broader {
-            self.note(Stricter, "the expression is carried more broadly");
+            self.note(Stricter, "the imported pattern matches more than the expression");
         }
         // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
@@ -267,7 +267,7 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
             self.drafts.push(DraftRule { glob: whole, ..self.draft_rule() });
         }
         if !across.is_empty() {
-            self.note(Stricter, "commands that hold its last words are asked about by themselves");
+            self.note(Stricter, "commands that contain its last words are asked about separately");
             self.drafts.push(DraftRule { glob: across, ..self.draft_question() });
         }
         for glob in parts {
@@ -281,7 +281,7 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
                 self.note(Left, "the expression is refused there as too costly");
             }
             Ok(globs) if globs.broader => {
-                self.note(Left, "the expression says more than a pattern with `*` can");
+                self.note(Left, "a pattern with `*` cannot express the expression");
             }
             Ok(globs) => {
                 self.drafts.push(DraftRule { glob: globs.globs, ..self.draft_rule() });
@@ -317,7 +317,7 @@ fn names_of(name: &str, allows: bool) -> Vec<String> {
 /// Checks that a name may allow. In Gemini CLI a `*` is special only alone, as `mcp_*`, or after a server,
 /// whose name ends at its first `_`.
 fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static str> {
-    const UNDERSCORE_REASON: &str = "a server whose name holds `_` is not told from another one";
+    const UNDERSCORE_REASON: &str = "a server name with `_` may match another server";
     if server.is_some_and(|server| server.contains('_')) {
         return Err(UNDERSCORE_REASON);
     }
@@ -334,7 +334,7 @@ fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static s
 
 /// Parses `"key":"expression` over the arguments as a key and globs.
 fn argument_of(pattern: &str) -> Result<(String, regex::RegexGlobs), &'static str> {
-    const ARGUMENT_FORM_REASON: &str = "only `\"NAME\":\"...` has a form here";
+    const ARGUMENT_FORM_REASON: &str = "only `\"NAME\":\"...` can be expressed here";
     let rest = pattern.strip_prefix('"').ok_or(ARGUMENT_FORM_REASON)?;
     let (key, rest) = rest.split_once("\":\"").ok_or(ARGUMENT_FORM_REASON)?;
     if key.is_empty() || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {

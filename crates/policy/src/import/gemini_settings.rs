@@ -143,7 +143,7 @@ impl<'a> GeminiSettingsReader<'a> {
                 // which no tool has.
                 if prefix.is_some() {
                     let note =
-                        self.entry_at(at, text).dropped_note(effect, "there, a prefix means nothing in this list");
+                        self.entry_at(at, text).dropped_note(effect, "a prefix has no effect in this list there");
                     self.imported.notes.push(note);
                 } else {
                     self.push(name, None, at, effect, &why, priority);
@@ -199,7 +199,7 @@ impl<'a> GeminiSettingsReader<'a> {
                         let why = self.describe_origin(at);
                         self.push(tool, Some(&name.name), at, PolicyVerdict::Deny, &why, EXCLUDED_SERVERS_PRIORITY);
                     } else {
-                        let why = "which tools a server offers is the agent's to say";
+                        let why = "the agent decides which tools a server offers";
                         self.imported.note(&self.entry_at(at, &format!("{key}: {tool}")), Weaker, why);
                     }
                 }
@@ -224,12 +224,12 @@ impl<'a> GeminiSettingsReader<'a> {
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    self.imported.note(&self.entry_at(at, path), Left, "only an absolute path has a form here");
+                    self.imported.note(&self.entry_at(at, path), Left, "only an absolute path can be expressed here");
                 }
             }
         }
         if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.as_bool() == Some(true)) {
-            let why = "the whole network is never given: allow `hosts` one by one";
+            let why = "the whole network is never granted: allow `hosts` one by one";
             self.imported.note(&self.entry_at(network, "tools.sandboxNetworkAccess: true"), Left, why);
         }
     }
@@ -241,14 +241,14 @@ impl<'a> GeminiSettingsReader<'a> {
             let shown = format!("security.{}", key.name);
             let (carried, why) = match (key.name.as_str(), value.as_bool()) {
                 ("disableYoloMode" | "disableAlwaysAllow" | "toolSandboxing", Some(true)) => {
-                    (Needless, "nothing here does without questions or a sandbox")
+                    (Needless, "questions and the sandbox cannot be turned off here")
                 }
                 ("environmentVariableRedaction", _) => (Needless, "variables that look like secrets never pass here"),
                 ("folderTrust" | "auth" | "enablePermanentToolApproval" | "autoAddToPolicyByDefault", _) => {
                     (Needless, "it is about the agent itself")
                 }
                 (_, Some(false)) => continue,
-                _ => (Weaker, "it has no form here"),
+                _ => (Weaker, "it cannot be expressed here"),
             };
             self.imported.note(&self.entry_at(value, &shown), carried, why);
         }

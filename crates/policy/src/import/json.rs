@@ -190,7 +190,7 @@ impl JsonConverter<'_> {
             let range = property.name.range();
             let name = self.convert_string(property.name.as_str(), range)?;
             if entries.iter().any(|(key, _)| key.name == name) {
-                return Err(self.error_at(range.start, format!("`{name}` stands here twice")));
+                return Err(self.error_at(range.start, format!("`{name}` appears twice here")));
             }
             let at = self.lines.position_at(self.start + range.start);
             entries.push((JsonKey { at, name }, self.convert_value(&property.value, depth + 1)?));
@@ -202,7 +202,7 @@ impl JsonConverter<'_> {
     fn convert_string(&self, value: &str, range: Range) -> Result<String, PositionedError> {
         let written = &self.source[self.start + range.start..self.start + range.end];
         match written.find(|c| c < ' ') {
-            Some(at) => Err(self.error_at(range.start + at, "a control stands in a string")),
+            Some(at) => Err(self.error_at(range.start + at, "a string contains a control character")),
             None => Ok(value.to_owned()),
         }
     }

@@ -255,7 +255,7 @@ fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
         glob: every(commands, "*"),
         tool: every(!draft.tool.is_empty(), "*"),
         files: every(!draft.files.is_empty(), "/"),
-        ..DraftRule::new(PolicyVerdict::Ask, "imported: a rule that has no form here")
+        ..DraftRule::new(PolicyVerdict::Ask, "imported: a rule that cannot be expressed here")
     };
     let broader = (draft.hosts.is_empty() && validate_draft(&asks).is_ok()).then_some(asks);
     let carried = if broader.is_some() { ImportDeviation::Stricter } else { ImportDeviation::Weaker };

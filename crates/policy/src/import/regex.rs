@@ -50,7 +50,7 @@ pub(super) fn globs_of(expression: &str) -> Result<RegexGlobs, &'static str> {
     for (i, variant) in variants.into_iter().enumerate() {
         let mut glob = match variant.split_once('"') {
             Some((text, "")) => text.to_owned(),
-            Some(_) => return Err("a quote stands within it"),
+            Some(_) => return Err("it contains a quote"),
             None => format!("{variant}*"),
         };
         while glob.contains("**") {
@@ -151,8 +151,8 @@ impl RegexReader<'_> {
                 Ok(RegexAtom { variants, any: false })
             }
             Some('^' | '$') => Err("`^` and `$` mean the JSON around the command there, so that it never matches"),
-            Some('*' | '+' | '?' | '{' | '}' | ']') => Err("it is no regular expression"),
-            Some(c) if c.is_control() => Err("it holds a control"),
+            Some('*' | '+' | '?' | '{' | '}' | ']') => Err("it is not a regular expression"),
+            Some(c) if c.is_control() => Err("it contains a control character"),
             Some(c) => one(&c.to_string()),
             None => Err("it ends too early"),
         }
@@ -177,7 +177,7 @@ impl RegexReader<'_> {
             }
             Some('\\' | '"') => Err("it looks for what JSON escapes"),
             Some(c) if c.is_ascii_punctuation() || c == ' ' => one(c.to_string()),
-            _ => Err("an escape of it has no form here"),
+            _ => Err("an escape of it cannot be expressed here"),
         }
     }
 

@@ -292,7 +292,7 @@ impl StarlarkParser {
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(PositionedError::new(place, format!("`{keyword}` stands here twice")));
+                    return Err(PositionedError::new(place, format!("`{keyword}` appears twice here")));
                 }
                 let value = self.parse_value(0)?;
                 call.named.push((place, keyword, value));

@@ -57,7 +57,7 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
     let fail = |at, why| Err(PositionedError { at, why });
     let entries = settings.as_object().unwrap_or_default();
     if entries.is_empty() {
-        return fail(settings.at, format!("it is empty: it holds no settings of {}", tool.title()));
+        return fail(settings.at, format!("it is empty: it contains no settings of {}", tool.title()));
     }
     let is_own = |name: &str| tool.keys().contains(name);
     let is_shared = |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(name));
@@ -84,7 +84,7 @@ pub(super) fn why_unknown(tool: ImportTool, key: &JsonKey) -> Option<String> {
     }
     Some(match tool.other_with(&key.name) {
         Some(other) => format!("it is a key of {}'s: --from {} reads it", other.title(), other.name()),
-        None => "the key is not known here: look whether it refuses something".to_owned(),
+        None => "the key is not known here: check whether it refuses something".to_owned(),
     })
 }
 

@@ -14,9 +14,9 @@ use crate::pattern::{PathPattern, WordPattern};
 use crate::words::{CommandWords, base_name};
 
 /// Explanation for a rule of another kind.
-const OTHER_SUBJECT_REASON: &str = "it speaks of something else";
+const OTHER_SUBJECT_REASON: &str = "it is about something else";
 /// Explanation for a rule whose facts do not hold.
-const OTHER_FACTS_REASON: &str = "the facts are others";
+const OTHER_FACTS_REASON: &str = "the facts do not match";
 
 impl PolicyRule {
     /// Returns whether the rule matches the whole scene: any command of it, or words in text that is not
@@ -191,11 +191,11 @@ impl PolicyRule {
         // Without a session, no rule for a session name matches.
         let session = scene.session.map_or("", |session| session.as_str());
         [
-            ("the tool is another", match_name(&context.tool, Some(scene.tool_name()))),
-            ("the directory is another", RuleMatch::certain_if(is_in_cwd)),
-            ("the user is another", match_name(&context.user, scene.around.user.as_deref())),
-            ("the session is another", match_name(&context.session, Some(session))),
-            ("the time is another", time),
+            ("the tool does not match", match_name(&context.tool, Some(scene.tool_name()))),
+            ("the directory does not match", RuleMatch::certain_if(is_in_cwd)),
+            ("the user does not match", match_name(&context.user, scene.around.user.as_deref())),
+            ("the session does not match", match_name(&context.session, Some(session))),
+            ("the time does not match", time),
             (OTHER_FACTS_REASON, facts),
         ]
     }
@@ -215,7 +215,7 @@ impl PolicyRule {
     pub(crate) fn find_failing_condition(&self, scene: &RuleInput<'_>) -> &'static str {
         let without = RuleInput { example: true, ..*scene };
         if self.match_input(&without) == RuleMatch::No {
-            return if self.is_about(scene) { "what it names is another" } else { OTHER_SUBJECT_REASON };
+            return if self.is_about(scene) { "the object does not match" } else { OTHER_SUBJECT_REASON };
         }
         let failing = self.conditions(scene).into_iter().find(|(_, found)| *found == RuleMatch::No);
         failing.map_or(OTHER_FACTS_REASON, |(reason, _)| reason)

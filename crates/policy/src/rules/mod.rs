@@ -228,7 +228,10 @@ fn check_form(section: &RuleSection) -> Result<(), RuleFormError> {
     }
     let bad_word = |word: &String| word.is_empty() || word.chars().any(char::is_control);
     if let Some(i) = section.prefix.iter().position(|word| word.alternatives().iter().any(bad_word)) {
-        return fail_at_key(&format!("prefix[{i}]"), "a word of a rule is not empty and holds no control");
+        return fail_at_key(
+            &format!("prefix[{i}]"),
+            "a word of a rule must not be empty or contain control characters",
+        );
     }
     for (key, options) in [("options.present", &section.options.present), ("options.absent", &section.options.absent)] {
         let bad =
@@ -242,7 +245,8 @@ fn check_form(section: &RuleSection) -> Result<(), RuleFormError> {
     for (key, list) in lists {
         let bad = |text: &String| text.is_empty() || text.len() > MAX_GLOB_BYTES || text.chars().any(char::is_control);
         if let Some(i) = list.iter().position(bad) {
-            let why = format!("a pattern is not empty, holds no control, and has at most {MAX_GLOB_BYTES} bytes");
+            let why =
+                format!("a pattern is not empty, has no control characters, and has at most {MAX_GLOB_BYTES} bytes");
             return fail_at_key(&format!("{key}[{i}]"), why);
         }
     }
@@ -257,11 +261,11 @@ fn check_form(section: &RuleSection) -> Result<(), RuleFormError> {
     if let Some(i) = section.grants.iter().position(is_idle) {
         return fail_at_key(
             &format!("grants[{i}]"),
-            "beside `hosts` a rule gives secrets and keys alone, e.g. `secret NAME to HOST`",
+            "a rule with `hosts` grants secrets and keys only, e.g. `secret NAME to HOST`",
         );
     }
     if section.justification.trim().is_empty() {
-        return fail_at_key("justification", "a rule says why it is there");
+        return fail_at_key("justification", "a rule needs a justification");
     }
     Ok(())
 }
@@ -307,13 +311,13 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
     let kinds = [("hosts", hosts), ("files", files), ("arguments", arguments), ("prefix", command)];
     let mut entries = kinds.iter().filter(|(_, is_set)| *is_set);
     if let (Some((key, _)), Some(_)) = (entries.next(), entries.next()) {
-        return fail_at_key(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
+        return fail_at_key(key, "a rule is about one kind of object: commands, tool calls, files or hosts");
     }
     if arguments && section.tool.is_empty() {
-        return fail_at_key("arguments", "`arguments` are those of a `tool`: name it");
+        return fail_at_key("arguments", "`arguments` needs a `tool`: add it");
     }
     if !section.operations.is_empty() && !files {
-        return fail_at_key("operations", "`operations` are those on `files`: name them");
+        return fail_at_key("operations", "`operations` needs `files`: add them");
     }
     if section.effect == PolicyVerdict::Allow && !(command || files || hosts || !section.tool.is_empty()) {
         return fail_at_key(
@@ -337,7 +341,7 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
     } else if format_context(section).is_empty() {
         return fail_at_key(
             "prefix",
-            "a rule says what it speaks of: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
+            "a rule needs a subject: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
         );
     } else {
         RulePattern::Anything

@@ -49,11 +49,11 @@ fn a_file_without_a_key_of_the_tool_is_refused() {
     for (tool, text, expected) in [
         (ImportTool::Claude, "{}", "f:1:1: it is empty"),
         (ImportTool::Gemini, " {}", "f:1:2: it is empty"),
-        (ImportTool::Gemini, "", "f:1:1: it holds no `[[rule]]` and no `[[safety_checker]]`"),
-        (ImportTool::Gemini, "# nothing\n", "f:1:1: it holds no `[[rule]]`"),
-        (ImportTool::Gemini, "\n[profile]\nx = 1\n", "f:1:1: it holds no `[[rule]]`"),
-        (ImportTool::Codex, "# nothing\n", "f:1:1: it holds no rule"),
-        (ImportTool::Codex, "", "f:1:1: it holds no rule"),
+        (ImportTool::Gemini, "", "f:1:1: it contains no `[[rule]]` and no `[[safety_checker]]`"),
+        (ImportTool::Gemini, "# nothing\n", "f:1:1: it contains no `[[rule]]`"),
+        (ImportTool::Gemini, "\n[profile]\nx = 1\n", "f:1:1: it contains no `[[rule]]`"),
+        (ImportTool::Codex, "# nothing\n", "f:1:1: it contains no rule"),
+        (ImportTool::Codex, "", "f:1:1: it contains no rule"),
         (ImportTool::Claude, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Claude Code's"),
         (ImportTool::Gemini, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Gemini CLI's"),
     ] {

@@ -47,7 +47,7 @@ pub(super) fn check_places(classifier: &mut Classifier, entry: &CommandSpec, par
 pub(crate) fn record_outside_write(classifier: &mut Classifier, at: (usize, usize)) {
     classifier.record_ask(
         "beyond-workspace",
-        "Names a place beyond the workspace, or one that is not in the text.",
+        "Names a path outside the workspace, or one that is not known before the run.",
         at,
     );
 }

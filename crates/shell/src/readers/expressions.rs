@@ -15,7 +15,11 @@ pub(super) fn classify_find(classifier: &mut Classifier, invocation: &Invocation
     let mut starts = Vec::new();
     while let Some(argument) = arguments.next() {
         if argument.starts_unknown() || argument.literal_value().is_none() {
-            classifier.record_ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
+            classifier.record_ask(
+                "dynamic-operand",
+                "A part of the search is not known before the run.",
+                argument.span,
+            );
             continue;
         }
         let shown = argument.display_bytes();

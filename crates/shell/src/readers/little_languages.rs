@@ -10,7 +10,7 @@ use crate::words::ExpandedArgument;
 pub(super) fn accept_sed(classifier: &mut Classifier, value: &ExpandedArgument) {
     let harmless = value.literal_value().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
     if !harmless {
-        classifier.record_ask("sed-script", "A sed script that is not known to print only.", value.span);
+        classifier.record_ask("sed-script", "A sed script that may do more than print.", value.span);
     }
 }
 
@@ -177,7 +177,7 @@ impl SedReader<'_> {
 pub(super) fn accept_awk(classifier: &mut Classifier, value: &ExpandedArgument) {
     let harmless = value.literal_value().is_some_and(|program| awk_is_harmless(&program));
     if !harmless {
-        classifier.record_ask("awk-program", "An awk program that is not known to print only.", value.span);
+        classifier.record_ask("awk-program", "An awk program that may do more than print.", value.span);
     }
 }
 
@@ -274,7 +274,7 @@ pub(super) fn accept_jq(classifier: &mut Classifier, value: &ExpandedArgument) {
         .literal_value()
         .is_some_and(|filter| !awk_names(&filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name)));
     if !harmless {
-        classifier.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
+        classifier.record_ask("jq-filter", "A filter that may do more than read its input.", value.span);
     }
 }
 

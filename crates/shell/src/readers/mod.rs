@@ -28,7 +28,7 @@ pub(crate) fn classify_reader(classifier: &mut Classifier, invocation: &Invocati
     if invocation.qualified {
         classifier.record_ask(
             "path-qualified",
-            "A program named by its path is not known to be the one of that name.",
+            "A program given by its path may not be the known program of that name.",
             invocation.span,
         );
     }
@@ -49,7 +49,7 @@ pub(crate) fn classify_reader(classifier: &mut Classifier, invocation: &Invocati
     };
     match known {
         Some(read) => flow.merge_taints(&read),
-        None => classifier.record_ask("unknown-program", "Not one of the programs that are known.", invocation.span),
+        None => classifier.record_ask("unknown-program", "This program is not known.", invocation.span),
     }
     if name == "read" || name == "mapfile" || name == "readarray" {
         classifier.set_unknown(b"REPLY", &invocation.stdin);
@@ -111,7 +111,7 @@ fn known_use(classifier: &mut Classifier, name: &str, invocation: &Invocation) -
     classifier.scope.cwd = scope;
     if known.is_none() {
         report_effects(classifier, entry, false, invocation.span);
-        classifier.record_ask("unknown-use", "A use of this program that is not known.", invocation.span);
+        classifier.record_ask("unknown-use", "An unknown use of this program.", invocation.span);
     }
     Some(known.unwrap_or_default())
 }
@@ -157,7 +157,7 @@ fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
         OptionEffect::Connects => ("network", "Reaches the network."),
         OptionEffect::Reads => ("reads-private", "Reads more than the text names."),
         OptionEffect::Privilege => ("privilege", "Uses or changes privileges."),
-        OptionEffect::Persists => ("persists", "Arranges for something to run later."),
+        OptionEffect::Persists => ("persists", "Schedules a program to run later."),
         OptionEffect::System => ("changes-system", "Changes the state of the machine."),
     }
 }
@@ -191,7 +191,7 @@ fn report_problems(classifier: &mut Classifier, parsed: &ParsedArguments) {
             }
             ArgumentProblem::Does(effect) => effect_finding(*effect),
             ArgumentProblem::MissingValue => ("unknown-option", "An option without its value."),
-            ArgumentProblem::Dynamic => ("dynamic-operand", "An argument is not in the text."),
+            ArgumentProblem::Dynamic => ("dynamic-operand", "An argument is not known before the run."),
             ArgumentProblem::Wildcard => ("leading-wildcard", "A file name may be read as an option."),
         };
         classifier.record_ask(code, message, *at);
@@ -229,7 +229,7 @@ fn classify_arguments(
     } else if acts {
         report_effects(classifier, entry, parsed.has_option(&entry.code), at);
         if entry.special {
-            classifier.record_ask("unknown-use", "A use of this program that is not known.", at);
+            classifier.record_ask("unknown-use", "An unknown use of this program.", at);
         }
     }
     let mut flow = DataFlow::default();
@@ -261,7 +261,7 @@ fn source_path<'a>(entry: &CommandSpec, parsed: &'a ParsedArguments) -> Option<&
 }
 
 fn takes_commits(classifier: &mut Classifier, source: &ExpandedArgument, at: (usize, usize)) {
-    classifier.record_ask("takes-commits", "Takes commits of another repository into this one.", at);
+    classifier.record_ask("takes-commits", "Imports commits of another repository.", at);
     let path = classifier.absolute_path(source);
     if path.is_none_or(|path| paths::locate_path(&path, classifier.context) != PathLocation::Workspace) {
         classifier.record_ask("other-repository", "Uses a repository outside the workspace.", source.span);
@@ -334,7 +334,7 @@ fn require_sanitizing(
     if !classifier.context.sanitized {
         classifier.record_ask(
             "repository-configuration",
-            "What the repository configures could run something here.",
+            "The configuration of the repository could run a program here.",
             at,
         );
     }
@@ -367,11 +367,7 @@ fn classify_operands(
             Some(expected) if expected.many => expected.kind,
             Some(_) => expected.next().map_or(ValueKind::Never, |o| o.kind),
             None => {
-                classifier.record_ask(
-                    "unknown-operand",
-                    "An argument this program is not known to take.",
-                    operand.span,
-                );
+                classifier.record_ask("unknown-operand", "An unknown argument of this program.", operand.span);
                 continue;
             }
         };
@@ -383,7 +379,7 @@ fn classify_operands(
             report_secret_search(classifier, &ExpandedArgument::from_bytes(b".", at))
         }
         Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(&entry.code) => {
-            classifier.record_ask("unknown-use", "An argument is missing: what this does then is not known.", at);
+            classifier.record_ask("unknown-use", "An argument is missing, so the effect is not known.", at);
         }
         _ => {}
     }

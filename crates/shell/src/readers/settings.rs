@@ -26,7 +26,7 @@ pub(super) fn classify_config_write(
     if is_fine && !parsed.has_option(lists::OTHER_WRITE_OPTIONS) {
         classifier.record_ask("changes-repository", "Changes the repository or its work tree.", span);
     } else {
-        classifier.record_ask("unknown-operand", "An argument this program is not known to take.", span);
+        classifier.record_ask("unknown-operand", "An unknown argument of this program.", span);
         match default_config_file(classifier, parsed) {
             Some(file) => _ = classifier.capabilities.insert(Capability::Write(RawText::from(file))),
             None => super::confined::record_outside_write(classifier, span),

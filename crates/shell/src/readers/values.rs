@@ -73,7 +73,7 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         // The walk classifies the command of a wrapper.
         ValueKind::Command | ValueKind::Inside => {}
         ValueKind::Date | ValueKind::Version | ValueKind::Number | ValueKind::Never | ValueKind::Ps => {
-            classifier.record_ask("unknown-operand", "An argument this program is not known to take.", value.span);
+            classifier.record_ask("unknown-operand", "An unknown argument of this program.", value.span);
         }
     }
     DataFlow::default()
@@ -151,7 +151,7 @@ pub(super) fn dynamic_text(classifier: &mut Classifier, value: &ExpandedArgument
     }
     let harmless = value.only_variables().is_some_and(|names| names.iter().all(|n| is_public(n)));
     if !harmless {
-        classifier.record_ask("dynamic-operand", "An argument is not in the text.", value.span);
+        classifier.record_ask("dynamic-operand", "An argument is not known before the run.", value.span);
     }
 }
 
@@ -165,7 +165,7 @@ fn public_variable(classifier: &mut Classifier, value: &ExpandedArgument) {
 fn config_key(classifier: &mut Classifier, value: &ExpandedArgument) {
     let key = value.literal_value().unwrap_or_default().to_ascii_lowercase();
     if !key.contains(&b'.') {
-        classifier.record_ask("unknown-use", "A use of this program that is not known.", value.span);
+        classifier.record_ask("unknown-use", "An unknown use of this program.", value.span);
     }
     if lists::contains_any(&key, lists::PRIVATE_KEY_PARTS) {
         classifier.record_ask("reads-secret", "Reads what looks like a secret.", value.span);
@@ -174,7 +174,7 @@ fn config_key(classifier: &mut Classifier, value: &ExpandedArgument) {
 
 fn classify_revision(classifier: &mut Classifier, value: &ExpandedArgument) {
     let Some(shown) = value.pattern_value() else {
-        classifier.record_ask("dynamic-operand", "An argument is not in the text.", value.span);
+        classifier.record_ask("dynamic-operand", "An argument is not known before the run.", value.span);
         return;
     };
     let path = shown.rsplit(|b| *b == b':').next().unwrap_or_default();
@@ -250,7 +250,7 @@ fn classify_file(classifier: &mut Classifier, value: &ExpandedArgument) -> DataF
         return value.flow.clone();
     }
     if value.is_dynamic() {
-        classifier.record_ask("dynamic-operand", "A file to read is not in the text.", value.span);
+        classifier.record_ask("dynamic-operand", "A file to read is not known before the run.", value.span);
         return value.flow.clone();
     }
     read_file(classifier, value)
@@ -296,7 +296,7 @@ pub(crate) fn ask_for_secret(classifier: &mut Classifier, value: &ExpandedArgume
 /// Classifies a path whose metadata is read.
 fn classify_listed(classifier: &mut Classifier, value: &ExpandedArgument) {
     if value.is_dynamic() {
-        classifier.record_ask("dynamic-operand", "A path is not in the text.", value.span);
+        classifier.record_ask("dynamic-operand", "A path is not known before the run.", value.span);
         return;
     }
     let stars = value.display_bytes().iter().filter(|b| **b == b'*').count();

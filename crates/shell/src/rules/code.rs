@@ -25,10 +25,10 @@ pub(super) fn is_interpreter(name: &[u8]) -> bool {
 /// Classifies code whose bytes have these taints.
 fn classify_tainted(classifier: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
     if flow.fetched {
-        classifier.record_denial("fetch-and-run", "Runs code from the network that nobody has seen.", at);
+        classifier.record_denial("fetch-and-run", "Runs code from the network that was not reviewed.", at);
     }
     if flow.decoded {
-        classifier.record_denial("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
+        classifier.record_denial("encoded-and-run", "Runs encoded code, which cannot be reviewed first.", at);
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn classify_joined_words(
 
 /// Reports a program whose name is not in the text.
 pub(crate) fn dynamic_program(classifier: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
-    classifier.record_ask("dynamic-program", "Which program runs is not in the text.", at);
+    classifier.record_ask("dynamic-program", "The program is not known before the run.", at);
     classifier.seen.dynamic_program = true;
     classify_tainted(classifier, flow, at);
 }

@@ -89,25 +89,29 @@ pub(crate) fn classify_deleted_path(
     let (_, globbed) = paths::without_trailing_globs(&path);
     let many = tree || globbed;
     match paths::locate_path(&path, classifier.context) {
-        PathLocation::Ancestor if many => {
-            classifier.record_denial("destroys-system", "Deletes a home, or a directory above the workspace.", at)
-        }
+        PathLocation::Ancestor if many => classifier.record_denial(
+            "destroys-system",
+            "Deletes a home directory, or a parent directory of the workspace.",
+            at,
+        ),
         PathLocation::Ancestor => {}
         PathLocation::System if paths::is_log(&path) => {
-            classifier.record_denial("wipes-log", "Removes records of what happened.", at)
+            classifier.record_denial("wipes-log", "Removes logs or histories.", at)
         }
         PathLocation::System => classifier.record_denial("destroys-system", "Deletes a part of the system.", at),
         PathLocation::Home | PathLocation::Elsewhere if paths::is_log(&path) => {
-            classifier.record_denial("wipes-log", "Removes records of what happened.", at);
+            classifier.record_denial("wipes-log", "Removes logs or histories.", at);
         }
-        PathLocation::Home if many => classifier.record_denial("destroys-home", "Deletes beyond the workspace.", at),
+        PathLocation::Home if many => {
+            classifier.record_denial("destroys-home", "Deletes files outside the workspace.", at)
+        }
         PathLocation::Home
             if paths::path_sensitivity(&path, classifier.context) == Some(paths::PathSensitivity::Secret) =>
         {
             classifier.record_denial("destroys-home", "Deletes keys or credentials.", at);
         }
         PathLocation::Elsewhere if many => {
-            classifier.record_denial("destroys-system", "Deletes beyond the workspace.", at)
+            classifier.record_denial("destroys-system", "Deletes files outside the workspace.", at)
         }
         _ => {}
     }
@@ -214,9 +218,13 @@ fn classify_move(classifier: &mut Classifier, invocation: &Invocation) {
         let Some(path) = classifier.absolute_path(operand) else { continue };
         let place = paths::locate_path(&path, classifier.context);
         if matches!(place, PathLocation::Ancestor | PathLocation::System) {
-            classifier.record_denial("destroys-system", "Moves a home or a part of the system away.", invocation.span);
+            classifier.record_denial(
+                "destroys-system",
+                "Moves a home directory or a part of the system away.",
+                invocation.span,
+            );
         } else if paths::is_log(&path) && place != PathLocation::Workspace {
-            classifier.record_denial("wipes-log", "Moves records of what happened away.", invocation.span);
+            classifier.record_denial("wipes-log", "Moves logs or histories away.", invocation.span);
         }
     }
 }
@@ -235,7 +243,7 @@ fn classify_mode_change(classifier: &mut Classifier, invocation: &Invocation) {
         if setuid {
             classifier.record_denial(
                 "privilege-escalation",
-                "Makes a program run with its owner's powers.",
+                "Makes a program run with its owner's privileges.",
                 invocation.span,
             );
         }
@@ -248,25 +256,29 @@ fn classify_mode_change(classifier: &mut Classifier, invocation: &Invocation) {
             PathLocation::Ancestor if tree || globbed => {
                 classifier.record_denial(
                     "destroys-system",
-                    "Changes the access to a home or the system.",
+                    "Changes access rights of a home directory or the system.",
                     invocation.span,
                 );
             }
             PathLocation::Ancestor if path == b"/" => {
-                classifier.record_denial("destroys-system", "Changes the access to the system.", invocation.span)
+                classifier.record_denial("destroys-system", "Changes access rights of the system.", invocation.span)
             }
             PathLocation::System => classifier.record_denial(
                 "weakens-protection",
-                "Changes the access to a part of the system.",
+                "Changes access rights of a part of the system.",
                 invocation.span,
             ),
             PathLocation::Home if tree => classifier.record_denial(
                 "destroys-home",
-                "Changes the access to much beyond the workspace.",
+                "Changes access rights of many files outside the workspace.",
                 invocation.span,
             ),
             _ if system_file && allows_every_user(mode.as_deref().unwrap_or_default()) => {
-                classifier.record_denial("weakens-protection", "Opens a protected file to others.", invocation.span);
+                classifier.record_denial(
+                    "weakens-protection",
+                    "Gives other users access to a protected file.",
+                    invocation.span,
+                );
             }
             _ => {}
         }
@@ -331,7 +343,7 @@ fn classify_git(classifier: &mut Classifier, invocation: &Invocation) {
     if matches!(paths::locate_path(&directory, classifier.context), PathLocation::Ancestor | PathLocation::System) {
         classifier.record_denial(
             "destroys-system",
-            "Cleans a repository above or beyond the workspace.",
+            "Cleans a repository above or outside the workspace.",
             invocation.span,
         );
     }

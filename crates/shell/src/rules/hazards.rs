@@ -12,14 +12,14 @@ fn hazard_message(code: &str) -> &'static str {
     match code {
         "destroys-disk" => "Overwrites or formats a disk.",
         "destroys-system" => "Removes a part of the system.",
-        "weakens-protection" => "Turns a protection off.",
+        "weakens-protection" => "Turns off a protection.",
         "changes-kernel" => "Loads code into the kernel or changes it.",
-        "persistence" => "Arranges for something to run later.",
-        "privilege-escalation" => "Gains powers over the host.",
+        "persistence" => "Schedules a program to run later.",
+        "privilege-escalation" => "Gains privileges on the host.",
         "stops-machine" => "Stops the machine or everything on it.",
-        "wipes-log" => "Removes traces of what happened.",
+        "wipes-log" => "Removes traces in logs or histories.",
         "reverse-shell" => "Offers this machine, or a shell on it, to another host.",
-        _ => "A use that is never harmless.",
+        _ => "A use that is always harmful.",
     }
 }
 

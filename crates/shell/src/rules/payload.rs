@@ -76,7 +76,7 @@ fn encoded_or_endless(classifier: &mut Classifier, text: &[u8], at: (usize, usiz
         classifier.record_denial("encoded-and-run", "A program runs code that is encoded.", at);
     }
     if contains(text, "fork") && contains_any(text, lists::ENDLESS_MARKS) && contains_any(text, lists::FORK_MARKS) {
-        classifier.record_denial("process-bomb", "A program starts itself without end.", at);
+        classifier.record_denial("process-bomb", "A program starts itself endlessly.", at);
     }
 }
 

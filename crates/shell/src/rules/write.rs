@@ -63,7 +63,7 @@ pub(crate) fn classify_target(classifier: &mut Classifier, path: &[u8], whole: b
         Some(WriteTarget::Persistence) => {
             classifier.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
         }
-        Some(WriteTarget::Log) => classifier.record_denial("wipes-log", "Overwrites records of what happened.", at),
+        Some(WriteTarget::Log) => classifier.record_denial("wipes-log", "Overwrites logs or histories.", at),
         Some(WriteTarget::System) => {
             classifier.record_denial("destroys-system", "Overwrites a part of the system.", at)
         }
@@ -102,7 +102,7 @@ pub(crate) fn classify_output(classifier: &mut Classifier, written: &[Vec<u8>], 
         !matches!(paths::locate_path(p, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
     });
     if flow.endless && beyond {
-        classifier.record_denial("fills-disk", "Writes without end beyond the workspace.", at);
+        classifier.record_denial("fills-disk", "Writes endlessly outside the workspace.", at);
     }
     if flow.secret && written.iter().any(|p| p.starts_with(b"/dev/tcp/") || p.starts_with(b"/dev/udp/")) {
         classifier.record_denial("exfiltration", "Sends a secret to another host.", at);
@@ -238,7 +238,7 @@ fn classify_destination(classifier: &mut Classifier, invocation: &Invocation) {
                 PathLocation::Workspace | PathLocation::Temporary
             )
         {
-            classifier.record_denial("fills-disk", "Copies without end beyond the workspace.", invocation.span);
+            classifier.record_denial("fills-disk", "Copies endlessly outside the workspace.", invocation.span);
         }
     }
 }

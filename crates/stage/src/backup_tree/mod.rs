@@ -98,7 +98,7 @@ impl BackupTree {
         let workspace = stage.open_workspace()?;
         let path = stage.workspace();
         if mount_of(workspace.as_fd()).at_path(path)? != mount_of(stage.directory.as_fd()).at_path(path)? {
-            let why = "it lies on another filesystem than the stages, which level restricted needs on the same";
+            let why = "it is on another filesystem than the stages; level restricted needs the same one";
             return Err(StageError::Unfit(PathError::from_reason(path, why)));
         }
         let aside = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;

@@ -72,7 +72,7 @@ impl BackupRestorer<'_> {
         path: &Path,
     ) -> Result<(), PathError> {
         if path.components().count() > MAX_DEPTH {
-            return Err(PathError::from_reason(path, "it lies too deep to be put back"));
+            return Err(PathError::from_reason(path, "it is nested too deeply to be restored"));
         }
         let after = upper.map(|_| self.metadata_after_run(here, path)).transpose()?;
         let is_closed = here.mode() & 0o700 != 0o700 && !rustix::process::geteuid().is_root();

@@ -47,19 +47,19 @@ pub enum UndoConflict {
     #[error("it was changed after the run")]
     Changed,
     /// The original is neither kept nor found.
-    #[error("what was there was moved by the run, and is gone since")]
+    #[error("the run moved the original, which does not exist any more")]
     Lost,
     /// The original still exists under another name, by which other runs may have changed it.
-    #[error("what was there was moved to where other runs could change it")]
+    #[error("the run moved the original to a place where other runs could change it")]
     Unproven,
     /// The path would be newly guarded, that is, executed or used as configuration.
-    #[error("it would be run or obeyed there now, and was not before the run: {0}")]
+    #[error("it would be executed or used as configuration there now, and was not before the run: {0}")]
     Guarded(String),
     /// The search for guarded paths failed.
-    #[error("it cannot be told whether it would be run or obeyed there: {0}")]
+    #[error("cannot check whether it would be executed or used as configuration: {0}")]
     Unsurveyed(String),
     /// Undo cannot make this kind of object again.
-    #[error("it was {}, which undo does not make again", .0.with_article())]
+    #[error("it was {}, which undo cannot create again", .0.with_article())]
     Special(ObjectKind),
     /// The object cannot be read.
     #[error("it cannot be read: {0}")]

@@ -20,7 +20,7 @@ use super::store::{UndoError, UndoRun};
 use crate::PathError;
 
 /// Reason for not restoring an object that leads to other guarded paths.
-pub(super) const REOPENED_REASON: &str = "a place that it leads to holds something newer than the run's beginning";
+pub(super) const REOPENED_REASON: &str = "a path to which it leads has content that is newer than the start of the run";
 const REPOSITORY_MARKERS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
 
 /// Time at which a path is checked.

@@ -67,7 +67,7 @@ enum ContentLocation {
 pub enum UndoRecordError {
     /// The content would exceed the budget of the run.
     #[error(
-        "what was there cannot be kept for undo: the run's {limit_bytes} bytes are used up; \
+        "the original cannot be kept for undo: the run's {limit_bytes} bytes are used up; \
          raise `undo_bytes` of the profile, or run without undo"
     )]
     Full {
@@ -75,13 +75,13 @@ pub enum UndoRecordError {
         limit_bytes: u64,
     },
     /// The run has changed too many paths.
-    #[error("what was there cannot be kept for undo: more than {MAX_ENTRIES} changes; run without undo")]
+    #[error("the original cannot be kept for undo: more than {MAX_ENTRIES} changes; run without undo")]
     TooMany,
     /// The object cannot be read.
-    #[error("what was there cannot be kept for undo, because it cannot be read: {0}; run without undo")]
+    #[error("the original cannot be kept for undo, because it cannot be read: {0}; run without undo")]
     Unreadable(Errno),
     /// The object cannot be written to the store.
-    #[error("what was there cannot be kept for undo: {0}; free space in the state directory, or run without undo")]
+    #[error("the original cannot be kept for undo: {0}; free space in the state directory, or run without undo")]
     Store(Errno),
 }
 

@@ -84,13 +84,13 @@ pub enum UndoError {
     #[error("no run `{0}` is kept for undo")]
     Absent(String),
     /// Several ids have this prefix.
-    #[error("`{0}` is the beginning of several runs' ids")]
+    #[error("`{0}` is a prefix of several run ids")]
     Ambiguous(String),
     /// The run has not ended, or another command restores it.
-    #[error("the run `{0}` goes on, or is being undone")]
+    #[error("the run `{0}` is still running, or is being undone")]
     Busy(String),
     /// The workspace path names another directory now.
-    #[error("the workspace {0} is not the directory that it was")]
+    #[error("the workspace {0} was replaced by another directory")]
     Moved(String),
     /// More paths must be compared than this process may have open.
     #[error(
@@ -98,7 +98,7 @@ pub enum UndoError {
     )]
     TooMany(usize),
     /// The stored data is damaged.
-    #[error("what is kept for undo cannot be used: {0}")]
+    #[error("the data for undo cannot be used: {0}")]
     Damaged(PathError),
     /// The workspace or the store cannot be read or written.
     #[error("cannot undo: {0}")]
@@ -347,7 +347,7 @@ fn read_meta(directory: BorrowedFd<'_>) -> Result<UndoMeta, PathError> {
         .map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?;
     match meta.version {
         STORAGE_VERSION => Ok(meta),
-        other => Err(PathError::from_reason(at, &format!("its form {other} is not known to this version"))),
+        other => Err(PathError::from_reason(at, &format!("this version does not know its format {other}"))),
     }
 }
 

@@ -181,7 +181,7 @@ fn read_chunk(file: &File, at: u64) -> io::Result<Option<(OutputStream, Vec<u8>)
     if !read_whole(file, &mut head, at)? {
         return Ok(None);
     }
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the kept output is damaged");
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the stored output is damaged");
     let stream = match head[0] {
         1 => OutputStream::Out,
         2 => OutputStream::Err,

@@ -170,7 +170,7 @@ pub(crate) fn parse_column<T>(
     parse: impl FnOnce(String) -> Option<T>,
 ) -> rusqlite::Result<T> {
     let unreadable = |text: &str| {
-        let why = format!("`{}` is not what belongs in column {column}", text.escape_default());
+        let why = format!("`{}` is not a valid value of column {column}", text.escape_default());
         rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
     };
     let text: String = row.get(column)?;

@@ -43,25 +43,25 @@ fn refused(spoil: impl FnOnce(&Path), words: &str) {
 
 #[test]
 fn a_place_that_others_could_prepare_is_refused() {
-    refused(|path| fs::set_permissions(path, Permissions::from_mode(0o660)).unwrap(), "others may reach");
+    refused(|path| fs::set_permissions(path, Permissions::from_mode(0o660)).unwrap(), "other users can access");
     refused(
         |path| fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o750)).unwrap(),
-        "others may reach",
+        "other users can access",
     );
-    refused(|path| fs::hard_link(path, path.with_extension("second")).unwrap(), "not a file of its own");
+    refused(|path| fs::hard_link(path, path.with_extension("second")).unwrap(), "not a real file");
     refused(
         |path| {
             fs::rename(path, path.with_extension("moved")).unwrap();
             symlink("store.moved", path).unwrap();
         },
-        "not a file of its own",
+        "not a real file",
     );
     refused(
         |path| {
             fs::remove_file(path).unwrap();
             symlink("nowhere", path).unwrap();
         },
-        "not a file of its own",
+        "not a real file",
     );
     refused(
         |path| {
@@ -69,7 +69,7 @@ fn a_place_that_others_could_prepare_is_refused() {
             fs::rename(dir, dir.with_extension("moved")).unwrap();
             symlink("state.moved", dir).unwrap();
         },
-        "not a directory of its own",
+        "not a real directory",
     );
     if rustix::process::geteuid().is_root() {
         refused(|path| std::os::unix::fs::chown(path, Some(1), None).unwrap(), "belongs to user 1");

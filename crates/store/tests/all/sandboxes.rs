@@ -169,7 +169,7 @@ fn time_ends_what_lives_too_long_or_is_not_used() {
     };
     assert_eq!(due(4_999), []);
     assert_eq!(due(11_000), [(id(2), DueReason::Idle), (id(1), DueReason::Expired)]);
-    // Used, it is not idle however long; its time to live is over all the same.
+    // Used, it is not idle however long; its time to live has expired all the same.
     let used = [sandboxes.begin_use(&id(1), 2_000).unwrap(), sandboxes.begin_use(&id(2), 2_000).unwrap()];
     assert_eq!(due(11_000), [(id(1), DueReason::Expired)]);
     sandboxes.extend(&id(1), 50_000).unwrap();

@@ -107,7 +107,7 @@ pub fn write_to_run(typed: &WriteArgs) -> CommandResult {
             }
             ClientEvent::Over => {
                 client.detach_client();
-                return Err(CliError::new(format!("{} has ended before it said that it took all of it", run.id())));
+                return Err(CliError::new(format!("{} has ended before it confirmed all of its input", run.id())));
             }
         }
     }

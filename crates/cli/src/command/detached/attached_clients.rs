@@ -146,7 +146,7 @@ impl ClientRegistry {
 /// Sends a message. A client that does not take it is disconnected, and so leaves.
 fn send_or_disconnect(line: &RunChannel, next_message: &RunMessage) {
     if let Err(error) = line.send_message(next_message) {
-        tracing::info!(%error, "a client was broken off");
+        tracing::info!(%error, "a client was disconnected");
     }
 }
 

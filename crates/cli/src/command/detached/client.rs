@@ -354,7 +354,7 @@ impl RunClient {
         match thread::Builder::new().name("stockade-ask".to_owned()).spawn(dialog) {
             Ok(dialog) => self.open_question = Some(ShownQuestion { number, waiting, dialog, has_left }),
             // No answer: the run refuses the question after its time-out.
-            Err(error) => tracing::warn!(%error, "no thread to ask on"),
+            Err(error) => tracing::warn!(%error, "cannot start the thread that asks the approver"),
         }
     }
 

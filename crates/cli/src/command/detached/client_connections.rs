@@ -55,7 +55,7 @@ impl ClientSlot {
     pub fn serve_client(self, line: RunChannel, client: u32, answers: bool) -> io::Result<()> {
         let attend = move || {
             if let Err(error) = self.handle_client_messages(&Arc::new(line), client, answers) {
-                tracing::info!(%error, "a client was not understood");
+                tracing::info!(%error, "a client sent a malformed request");
             }
         };
         thread::Builder::new().name("stockade-attached".to_owned()).spawn(attend).map(drop)
@@ -80,7 +80,7 @@ impl ClientSlot {
                 }
                 Ok(Some(ClientMessage::Input(piece))) => {
                     if pieces.try_send(piece).is_err() {
-                        break Err(io::Error::other("it does not wait for the fate of its input"));
+                        break Err(io::Error::other("it sends input faster than the run takes it"));
                     }
                 }
                 Ok(None) => break Ok(()),
@@ -103,7 +103,7 @@ impl RunConnectionHandler {
         self.answer_all(line, &mut writer, work);
         let unjudged_bytes = writer.map_or(0, |writer| writer.unjudged_bytes());
         if let Err(error) = self.gate.record_event(EventKind::Left { client, unjudged_bytes }) {
-            tracing::warn!(%error, "that a client left is not on record");
+            tracing::warn!(%error, "cannot record that a client detached");
         }
     }
 

@@ -53,7 +53,7 @@ pub fn serve_control_socket(
             // An invalid or closed connection affects only its client.
             match stream.and_then(|stream| answer_request(stream, &interrupter, &handler)) {
                 Ok(()) => {}
-                Err(error) => tracing::warn!(%error, "a caller was not answered"),
+                Err(error) => tracing::warn!(%error, "a client got no answer"),
             }
         }
     };
@@ -80,7 +80,7 @@ fn answer_request(
 }
 
 fn serve_attach_request(mut stream: UnixStream, handler: &Arc<RunConnectionHandler>, answers: bool) -> io::Result<()> {
-    let Some(place) = handler.reserve_slot() else { return stream.write_all(b"too many are attached\n") };
+    let Some(place) = handler.reserve_slot() else { return stream.write_all(b"too many clients are attached\n") };
     stream.write_all(match handler.input_kind() {
         InputKind::Nothing => DONE_REPLY,
         InputKind::Pipe => DONE_WITH_INPUT_REPLY,

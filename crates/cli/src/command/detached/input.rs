@@ -115,7 +115,7 @@ impl RunInput {
     fn write_assessed_text(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
         let mut end = self.lock_end();
         if end.begun {
-            return Err("a line is begun at the terminal: it would become part of that".to_owned());
+            return Err("the terminal has an unfinished line, and the input would become part of it".to_owned());
         }
         end.write_all_bytes(text, client)
     }
@@ -160,7 +160,7 @@ impl InputWriteEnd {
 fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
     let mut waited = [PollFd::new(pipe, PollFlags::OUT), PollFd::new(client, PollFlags::empty())];
     match poll(&mut waited, None) {
-        Ok(_) if waited[1].revents().contains(PollFlags::HUP) => Err("whoever wrote it has gone".to_owned()),
+        Ok(_) if waited[1].revents().contains(PollFlags::HUP) => Err("its client has disconnected".to_owned()),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(format!("cannot wait for the run to read: {e}")),
     }
@@ -314,7 +314,7 @@ impl ClientInputWriter {
             && !bytes.is_empty()
             && let Err(error) = gate.record_event(EventKind::Typed { client: self.client, keys })
         {
-            return InputResult::Lost(format!("cannot put it on record: {error}"));
+            return InputResult::Lost(format!("cannot record it: {error}"));
         }
         self.unjudged_bytes = self.unjudged_bytes.saturating_add(bytes.len() as u64);
         let client = self.line.stream();
@@ -332,7 +332,7 @@ impl ClientInputWriter {
         if self.held.len() + bytes.len() > MAX_INPUT_BYTES {
             self.held.clear();
             return InputResult::Refused(format!(
-                "• refused, nothing of it was passed on: longer than {MAX_INPUT_BYTES} bytes\n"
+                "• refused, and none of it was passed on: longer than {MAX_INPUT_BYTES} bytes\n"
             ));
         }
         self.held.extend_from_slice(bytes);
@@ -355,7 +355,7 @@ impl ClientInputWriter {
         let at_terminal = self.input.input_kind() == InputKind::Terminal;
         if let Some(why) = find_alteration(&self.held, gate.takes == StdinUse::Commands, at_terminal) {
             self.held.clear();
-            return InputResult::Refused(format!("• refused, nothing of it was passed on: {why}\n"));
+            return InputResult::Refused(format!("• refused, and none of it was passed on: {why}\n"));
         }
         let length = self.held.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let text = &self.held[..length];
@@ -371,7 +371,9 @@ impl ClientInputWriter {
         }
         if ends {
             self.held.clear();
-            return InputResult::Refused("• refused, nothing of it was passed on: it is no whole command\n".to_owned());
+            return InputResult::Refused(
+                "• refused, and none of it was passed on: it is not a complete command\n".to_owned(),
+            );
         }
         InputResult::Waits
     }
@@ -398,7 +400,7 @@ impl PolicyEngine for InputPolicyEngine {
         if ruling.requirements.is_none() {
             return ruling;
         }
-        let why = "the rule gives other powers or limits, and what runs already has its own";
+        let why = "the rule gives other powers or limits, and the run already has its own";
         let decision = Decision { verdict: PolicyVerdict::Deny, reasons: vec![why.to_owned()], ..ruling.decision };
         ConsentRuling { decision, questions: Vec::new(), by_caller: None, requirements: None, ..ruling }
     }

@@ -149,7 +149,7 @@ fn end_of(run: &DetachedRun) -> CommandResult {
     match run.read_state() {
         DetachedRunState::Ended(outcome) => Ok(exit::code_for_outcome(&outcome)),
         DetachedRunState::Lost | DetachedRunState::Running => Err(CliError::new(format!(
-            "the supervisor of {} was killed; everything of the run ended with it",
+            "the supervisor of {} was killed; all processes of the run ended with it",
             run.id()
         ))
         .with_hint("`stockade logs` shows what it had printed")),

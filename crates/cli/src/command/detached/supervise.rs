@@ -344,7 +344,7 @@ fn store_available_output(stream: OutputStream, pipe: &OwnedFd, buffer: &mut [u8
         Ok(0) => false,
         Ok(length) => {
             if let Err(error) = output.append_output(stream, &buffer[..length]) {
-                tracing::warn!(%error, "what was printed could not be kept");
+                tracing::warn!(%error, "the output could not be stored");
             }
             true
         }

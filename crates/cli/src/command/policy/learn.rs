@@ -41,7 +41,7 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
     }
     if !any {
         return Err(
-            CliError::new("the record holds nothing of it").with_hint("`stockade audit show` shows what it holds")
+            CliError::new("the audit log has no entry of it").with_hint("`stockade audit show` shows all entries")
         );
     }
     let workspace = match (&typed.workspace, workspaces.as_slice()) {
@@ -62,10 +62,10 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
         remark += &format!("left out: {grant}: {why}\n");
     }
     for grant in &suggestion.refused {
-        remark += &format!("refused, and stays so: {grant}\n");
+        remark += &format!("refused, and remains refused: {grant}\n");
     }
     if suggestion.is_empty() {
-        print_remark(&(remark + "nothing to suggest: the profile has what was agreed to\n"));
+        print_remark(&(remark + "nothing to suggest: the profile already allows what was approved\n"));
         return Ok(exit::SUCCESS);
     }
     let shown = suggestion.to_toml(&typed.name, &typed.base, &learned);
@@ -104,7 +104,7 @@ fn newly_allowed(made: &PathGeneralisation) -> Vec<String> {
         newly.names.push(format!("and {} more", newly.more));
     }
     if remaining == 0 {
-        newly.names.push("and what was not looked at".to_owned());
+        newly.names.push("and files that were not examined".to_owned());
     }
     newly.names
 }

@@ -45,7 +45,7 @@ pub fn replay_decisions(typed: &PolicyReplayArgs) -> CommandResult {
         summary += &format!(", {} of them milder", counts.milder);
     }
     if counts.broken > 0 {
-        summary += &format!("; {} of the record could not be read", count_noun(counts.broken, "line"));
+        summary += &format!("; {} of the audit log could not be read", count_noun(counts.broken, "line"));
     }
     print_remark(&(summary + "\n"));
     let fails = typed.fail_on_change && (counts.changed > 0 || counts.broken > 0);

@@ -29,7 +29,7 @@ use crate::{exit, locations};
 pub fn format_files(typed: &PolicyFmtArgs) -> CommandResult {
     let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
     if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
-        print_remark("there is no configuration of yours: the built-in policy holds\n");
+        print_remark("there is no configuration file: the built-in policy applies\n");
         return Ok(exit::SUCCESS);
     }
     let mut changed = false;
@@ -165,7 +165,7 @@ fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> R
         let is_one_of =
             |secret_grant: &SecretUse| secret_grant.targets().target().is_some_and(|target| targets.contains(&target));
         if typed.effect != PolicyVerdict::Allow || !secret_grant.secret().is_some_and(is_one_of) {
-            return Err(CliError::new(format!("`{secret_grant}` does not come with a rule about these hosts"))
+            return Err(CliError::new(format!("`{secret_grant}` cannot be part of a rule about these hosts"))
                 .with_hint("with --host, and to allow, a grant is `secret NAME to HOST:PORT`, of one of the hosts"));
         }
         draft.grants.push(secret_grant.to_string());
@@ -183,7 +183,7 @@ fn drafts_for_command(
     let grants =
         resolved_args::parse_grants(&typed.grants, &read_variable, &request_args.cwd, &request_args.workspace)?;
     if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {
-        return Err(CliError::new("powers come with an `allow` alone").with_hint("leave --grant out"));
+        return Err(CliError::new("only an `allow` rule can give powers").with_hint("leave --grant out"));
     }
     let settings = stockade_policy::load::load_settings(&locations::locate_sources(
         Some(&request_args.workspace),
@@ -204,7 +204,7 @@ fn show_or_write_rules(
     let path = file.unwrap_or_else(|| sources.user_file.clone());
     // Validated before it is shown, and shown before it is written.
     let Some((before, after)) = with_rules(sources, layer, &path, drafts)? else {
-        print_remark(&format!("{} holds it already\n", quote_path(&path)));
+        print_remark(&format!("{} contains it already\n", quote_path(&path)));
         return Ok(exit::SUCCESS);
     };
     let shown: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();

@@ -50,7 +50,7 @@ pub fn copy_files(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) 
         (from @ (CopyEndpoint::Host(_) | CopyEndpoint::Stream), CopyEndpoint::Sandbox { id, which, path }) => {
             copy_with_sandbox(&id, which, grants, |copying| copying.into(from, &path, replace))
         }
-        _ => Err(CliError::new("one end of a copy is in a sandbox and the other is not")
+        _ => Err(CliError::new("a copy needs one path in a sandbox and one path outside")
             .with_hint("for example `stockade sandbox copy ID:result.txt .`")),
     }
 }
@@ -68,7 +68,7 @@ fn parse_endpoint(typed: &OsStr) -> Result<CopyEndpoint, CliError> {
         (Some(rest), _) => (Which::Workspace, rest.trim_start_matches('/')),
         (_, Some(rest)) => (Which::Home, rest.trim_start_matches('/')),
         _ if path.starts_with('/') => {
-            let what = format!("only {INSIDE_WORKSPACE} and {INSIDE_HOME} of a sandbox hold files of its own");
+            let what = format!("only {INSIDE_WORKSPACE} and {INSIDE_HOME} of a sandbox have files to copy");
             return Err(CliError::new(what));
         }
         _ => (Which::Workspace, path),
@@ -163,7 +163,7 @@ impl SandboxCopy<'_> {
     fn out_as_archive(&self, path: &TreePath) -> Result<DownloadReport, CliError> {
         let mut stdout = io::stdout().lock();
         if stdout.is_terminal() {
-            return Err(CliError::new("an archive is nothing for a terminal")
+            return Err(CliError::new("an archive cannot be written to a terminal")
                 .with_hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
         }
         let rules = self.rules.build_archive_filter(self.which, self.reopen_tree()?);
@@ -217,7 +217,7 @@ fn add_grant_hint(error: FilesError) -> CliError {
     if matches!(&error, FilesError::Guarded { why, .. } if why == OWN_FILES_REFUSAL) {
         return CliError::from(error).with_hint("copy it to another directory, look at it, and move it by hand");
     }
-    let hint = is_rule.then(|| "if the host is meant to have it: --grant 'write PATH', with its path there".to_owned());
+    let hint = is_rule.then(|| "to copy it to the host: --grant 'write PATH', with its path there".to_owned());
     CliError::from(error).or_hint(hint)
 }
 
@@ -247,8 +247,10 @@ pub fn plain_directory(path: &Path) -> Result<OwnedFd, CliError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(CWD, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-        Errno::LOOP => CliError::new(format!("a link is on the way to {}, and none is followed", quote_path(path)))
-            .with_hint("name the directory by its ordinary path, see `realpath`"),
+        Errno::LOOP => {
+            CliError::new(format!("the path of {} has a symbolic link, and links are not followed", quote_path(path)))
+                .with_hint("name the directory by its ordinary path, see `realpath`")
+        }
         errno => CliError::new(format!("cannot use {}: {errno}", quote_path(path))),
     })
 }

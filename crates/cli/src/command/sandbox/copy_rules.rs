@@ -45,7 +45,7 @@ impl CopyRules {
                 Grant::Write(path) => written.push(path),
                 Grant::Read(path) => read.push(path),
                 other => {
-                    return Err(CliError::new(format!("`{other}` is no power of a copy"))
+                    return Err(CliError::new(format!("`{other}` is not a power that a copy can have"))
                         .with_hint("for example --grant 'write ~/new/.git'"));
                 }
             }
@@ -108,7 +108,7 @@ impl CopyRules {
             return Ok(());
         }
         let what = format!("{} is hidden from runs", crate::failure::quote_path(path));
-        Err(CliError::new(what).with_hint("if it is meant to go into the sandbox: --grant 'read PATH'"))
+        Err(CliError::new(what).with_hint("to copy it into the sandbox: --grant 'read PATH'"))
     }
 
     /// Returns the rules for the content of a directory of the host. Its path must be without

@@ -35,8 +35,8 @@ impl SandboxDiff {
         run_git_with_output(name.as_fd(), lifecycle, id, [head_command()])?;
         let (mut name, mut text) = (File::from(name), String::new());
         let read = name.rewind().and_then(|()| name.take(MAX_COMMIT_NAME_BYTES).read_to_string(&mut text));
-        read.map_err(|e| cannot("read what git told", &e))?;
-        let base = text.trim().parse().map_err(|e| cannot("understand what git told", &e))?;
+        read.map_err(|e| cannot("read the output of git", &e))?;
+        let base = text.trim().parse().map_err(|e| cannot("parse the output of git", &e))?;
         Ok(Self { path: path.to_owned(), file, base })
     }
 
@@ -46,7 +46,7 @@ impl SandboxDiff {
     /// [`CliError`] if git fails.
     pub fn write_diff(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), CliError> {
         run_git_with_output(self.file.as_fd(), lifecycle, id, diff_commands(&self.base)).map_err(|failure| {
-            CliError::new(format!("the difference is not in {}: {failure}", quote_path(&self.path)))
+            CliError::new(format!("cannot write the difference to {}: {failure}", quote_path(&self.path)))
                 .or_hint(failure.hint)
         })
     }
@@ -59,7 +59,7 @@ fn run_git_with_output<const N: usize>(
     id: &SandboxId,
     commands: [Vec<RawText>; N],
 ) -> Result<(), CliError> {
-    let cannot = |e: std::io::Error| CliError::new(format!("cannot lead standard output elsewhere: {e}"));
+    let cannot = |e: std::io::Error| CliError::new(format!("cannot redirect standard output: {e}"));
     let own = rustix::io::fcntl_dupfd_cloexec(stdout(), 3).map_err(|e| cannot(e.into()))?;
     dup2_stdout(to).map_err(|e| cannot(e.into()))?;
     let result = exec::steps_inside(lifecycle, id, commands.into());

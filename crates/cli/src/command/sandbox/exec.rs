@@ -141,7 +141,7 @@ fn one_step(
         (outcome, code) => Err(CliError::new(match outcome.status {
             FinalStatus::Exited => format!("git ended with {code}"),
             FinalStatus::Refused => "it was refused".to_owned(),
-            _ => "git did not run to its end".to_owned(),
+            _ => "git did not finish".to_owned(),
         })),
     }
 }

@@ -108,7 +108,7 @@ fn add_end_notifications(
 /// unusable configuration must not prevent the destruction of a sandbox.
 fn load_notify_settings() -> Option<NotifySettings> {
     let loaded = configuration::load_config(Path::new("/")).inspect_err(|failure| {
-        let what = format!("nobody is told what becomes of sandboxes: {failure}");
+        let what = format!("no notifications about sandboxes are sent: {failure}");
         crate::print_error(&CliError::new(what).or_hint(failure.hint.clone()));
     });
     loaded.ok()?.settings.notify.value.clone()
@@ -118,7 +118,8 @@ fn load_notify_settings() -> Option<NotifySettings> {
 fn destroy_expired(lifecycle: &Lifecycle) -> Result<(), CliError> {
     for swept in lifecycle.sweep_sandboxes()? {
         if let Err(error) = swept.done {
-            let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
+            let what =
+                format!("the sandbox {} has ended ({}) and could not be destroyed", swept.id, swept.why.as_str());
             let cli_error = CliError::from(error);
             crate::print_error(&CliError::new(format!("{what}: {cli_error}")).or_hint(cli_error.hint));
         }
@@ -168,8 +169,8 @@ fn create_sandbox(
         .value
         .as_ref()
         .map_or(Ok(()), |notify_settings| notify::store_settings(notify_settings, opened.used.path()));
-    let filled =
-        filled.and(store_result.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
+    let filled = filled
+        .and(store_result.map_err(|error| CliError::new(format!("cannot store the notification settings: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
         lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;
@@ -304,7 +305,7 @@ fn demand_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec
     let path = directory.as_raw().as_path();
     // The rules apply to the directory itself. A link may have replaced it since.
     if locations::real_directory(path, "the workspace")? != path {
-        let what = format!("a link is on the way to the workspace {}", quote_path(path));
+        let what = format!("the path of the workspace {} has a symbolic link", quote_path(path));
         return Err(CliError::new(what).with_hint("put the directory back, or destroy the sandbox"));
     }
     let profile = resolve_profile(settings, &spec.profile, path, &[])?;

@@ -41,14 +41,14 @@ impl SandboxNotifier {
         let begun = (telling.len() < MAX_NOTIFY_THREADS).then(|| {
             thread::Builder::new().name("herald".to_owned()).spawn(move || {
                 if let Err(error) = deliver_notification(&source.0, &source.1, what, why) {
-                    tracing::warn!(%error, "nobody was told what happened in the sandbox");
+                    tracing::warn!(%error, "a notification about the sandbox was not sent");
                 }
             })
         });
         match begun {
             Some(Ok(thread)) => telling.push(thread),
-            Some(Err(error)) => tracing::warn!(%error, "nobody was told what happened in the sandbox"),
-            None => tracing::warn!("{MAX_NOTIFY_THREADS} are being told at once, and more are not"),
+            Some(Err(error)) => tracing::warn!(%error, "a notification about the sandbox was not sent"),
+            None => tracing::warn!("a notification is dropped: {MAX_NOTIFY_THREADS} others are in progress"),
         }
     }
 

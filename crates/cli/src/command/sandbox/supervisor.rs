@@ -72,7 +72,8 @@ pub fn supervise_sandbox() -> CommandResult {
     let result = run_sandbox_supervisor(begin);
     notifier_cell.get().into_iter().for_each(|notifier_cell| notifier_cell.wait_for_deliveries());
     result.map_err(|e| {
-        CliError::new(format!("cannot keep a sandbox: {e}")).with_hint("`stockade sandbox create` starts what keeps it")
+        CliError::new(format!("cannot supervise a sandbox: {e}"))
+            .with_hint("`stockade sandbox create` starts the supervisor of a sandbox")
     })?;
     // No process of it runs any more, so its files are removed now.
     over.get().map_or(Ok(()), |(state, notify)| {
@@ -85,7 +86,7 @@ pub fn supervise_sandbox() -> CommandResult {
 /// Opens the state that contains this directory of a sandbox.
 fn state_of(directory: &Path) -> Result<StateDirectory, CliError> {
     let state = directory.parent().and_then(Path::parent);
-    StateDirectory::open(state.ok_or_else(|| CliError::new("the sandbox is in no state directory"))?)
+    StateDirectory::open(state.ok_or_else(|| CliError::new("the sandbox is not in a state directory"))?)
 }
 
 /// Remaining lifetime of a sandbox.
@@ -125,11 +126,12 @@ fn on_record(state: StateDirectory) -> SandboxEventSender {
         let Some(event) = select_event_to_record(event) else { return };
         let mut log = opened.lock().unwrap_or_else(PoisonError::into_inner);
         if log.is_none() {
-            *log = AuditLog::open(&state).inspect_err(|error| tracing::error!(%error, "there is no record")).ok();
+            *log =
+                AuditLog::open(&state).inspect_err(|error| tracing::error!(%error, "cannot open the audit log")).ok();
         }
         let noted = log.as_ref().map(|log| log.record_events(&[event]));
         if let Some(Err(error)) = noted {
-            tracing::error!(%error, "what happened in a sandbox is not on record");
+            tracing::error!(%error, "cannot record an event of a sandbox");
         }
     })
 }

@@ -75,7 +75,7 @@ fn find_session(name: &str) -> Result<WarmSession, CliError> {
 }
 
 fn lost_session_error(session: &WarmSession) -> CliError {
-    let why = format!("the supervisor of `{}` was killed; everything of the session ended with it", session.id());
+    let why = format!("the supervisor of `{}` was killed; all processes of the session ended with it", session.id());
     CliError::new(why).with_hint("`stockade session start` begins another")
 }
 
@@ -86,7 +86,7 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
     };
     let (terms, profile) = resolve_options(typed.terms, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
-    let cannot = |error: &dyn std::fmt::Display| CliError::new(format!("cannot begin a session: {error}"));
+    let cannot = |error: &dyn std::fmt::Display| CliError::new(format!("cannot start a session: {error}"));
     close_all_but(&[0, 1, 2]).map_err(|e| cannot(&e))?;
     let about = SessionDescription {
         id: id.clone(),
@@ -238,8 +238,8 @@ fn ended_without_a_word(session: &WarmSession) -> CliError {
     if session.path().exists() && !session.is_open() {
         return lost_session_error(session);
     }
-    let why = format!("`{}` ended, or the process in front of the command was killed", session.id());
-    CliError::new(format!("{why}; everything of the command ended with it"))
+    let why = format!("`{}` ended, or the supervisor of the command was killed", session.id());
+    CliError::new(format!("{why}; all processes of the command ended with it"))
 }
 
 fn end_session_by_name(name: &str) -> CommandResult {

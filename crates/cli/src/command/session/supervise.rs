@@ -61,7 +61,7 @@ pub struct SessionParameters {
 /// # Errors
 /// [`CliError`] if the session cannot be started.
 pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
-    let cannot = |error: io::Error| CliError::new(format!("cannot begin a session: {error}"));
+    let cannot = |error: io::Error| CliError::new(format!("cannot start a session: {error}"));
     let signals = interrupts::take_signals()?;
     let about = SessionDescription { supervisor: std::process::id(), ..start.about };
     let watched = start.sessions.begin_session(&about)?;
@@ -131,7 +131,7 @@ impl SessionSupervisor {
                     // The child closes all descriptors of the supervisor.
                     Ok(Some((supervisor, tell))) => return self.become_worker(supervisor, tell),
                     Err(error) => {
-                        tracing::warn!(%error, "no front could be forked");
+                        tracing::warn!(%error, "cannot fork a supervisor of a command");
                         self.note_loss();
                     }
                 }

@@ -109,7 +109,7 @@ fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) 
             Ok(line.send_message(SessionMessage::Over(code), &[])?)
         }
         SessionMessage::Signal(_) | SessionMessage::Heard | SessionMessage::Over(_) | SessionMessage::Stopped => {
-            Err(CliError::new("a caller was not understood"))
+            Err(CliError::new("a client sent a malformed request"))
         }
     }
 }
@@ -139,7 +139,7 @@ fn take_over(
     line: &Arc<SessionChannel>,
     job: &Arc<ClientJob>,
 ) -> Result<(RunArgs, u32), CliError> {
-    let cannot = |error: io::Error| CliError::new(format!("the session does not understand what is asked: {error}"));
+    let cannot = |error: io::Error| CliError::new(format!("the session received a malformed request: {error}"));
     let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
     let (request, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
     rustix::stdio::dup2_stderr(stderr).map_err(|e| cannot(e.into()))?;

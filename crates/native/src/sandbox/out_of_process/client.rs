@@ -69,7 +69,7 @@ impl SupervisorProgram {
     ) -> Result<SupervisedSandbox, SandboxError> {
         let directory = self.sandbox_directory(&plan.id);
         let cannot =
-            |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
+            |error: io::Error| failed_error(format!("cannot start the supervisor of the sandbox {}: {error}", plan.id));
         match fs::DirBuilder::new().mode(0o700).create(&directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(e)),
             _ => {}
@@ -120,7 +120,7 @@ impl SupervisorProgram {
     #[allow(clippy::disallowed_methods, reason = "a program of this project's own, and nothing of a run")]
     fn start_supervisor(&self, plan: &SandboxPlan, directory: &Path) -> Result<Child, SandboxError> {
         let cannot =
-            |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
+            |error: io::Error| failed_error(format!("cannot start the supervisor of the sandbox {}: {error}", plan.id));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
@@ -147,7 +147,10 @@ impl SupervisorProgram {
                 let _ = supervisor.wait();
                 Err(match other {
                     Ok(Some(Err(error))) => SandboxError::Failed(error),
-                    Ok(_) => failed_error(format!("the keeper of the sandbox {} ended before it was made", plan.id)),
+                    Ok(_) => failed_error(format!(
+                        "the supervisor of the sandbox {} ended before the sandbox was created",
+                        plan.id
+                    )),
                     Err(error) => cannot(error),
                 })
             }
@@ -176,7 +179,7 @@ fn forward_events(line: &SocketChannel, events: &SandboxEventSender, destroyed: 
         events.send_event(event);
     }
     if !is_lost && !destroyed.load(Ordering::Acquire) {
-        events.send_event(SandboxEvent::Lost("its keeper has ended".to_owned()));
+        events.send_event(SandboxEvent::Lost("its supervisor has ended".to_owned()));
     }
 }
 
@@ -202,7 +205,7 @@ impl SupervisorAddress {
     }
 
     fn unreachable_error(&self, why: &dyn std::fmt::Display) -> SandboxError {
-        failed_error(format!("the keeper of the sandbox {} cannot be reached: {why}", self.id))
+        failed_error(format!("the supervisor of the sandbox {} cannot be reached: {why}", self.id))
     }
 
     fn send_request(
@@ -319,7 +322,7 @@ impl Sandbox for SupervisedSandbox {
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
-        Err(unsupported_error("a snapshot", "its directories are the host's own: copy them while it is paused"))
+        Err(unsupported_error("a snapshot", "its directories are on the host: copy them while it is paused"))
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {

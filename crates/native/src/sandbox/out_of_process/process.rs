@@ -151,7 +151,8 @@ impl Drop for SupervisorSocket {
 
 impl SandboxSupervisor {
     fn build_sandbox(plan: &SandboxPlan, directory: &Path, hooks: SupervisorHooks) -> Result<Self, StartError> {
-        let cannot = |error: io::Error| StartError { what: format!("cannot keep the sandbox: {error}"), hint: None };
+        let cannot =
+            |error: io::Error| StartError { what: format!("cannot supervise the sandbox: {error}"), hint: None };
         let (end, ending) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
         let wake = Arc::new(wake);
@@ -213,12 +214,12 @@ impl SandboxSupervisor {
         let serve = move || {
             // A malformed request or a closed connection concerns only that client.
             if let Err(error) = connections.handle_connection(stream) {
-                tracing::debug!(%error, "somebody was not answered");
+                tracing::debug!(%error, "a client got no answer");
             }
             drop((count, busy));
         };
         if let Err(error) = thread::Builder::new().name("desk".to_owned()).spawn(serve) {
-            tracing::warn!(%error, "nobody is served");
+            tracing::warn!(%error, "cannot start a connection handler");
         }
     }
 
@@ -230,7 +231,7 @@ impl SandboxSupervisor {
         drop(busy);
         // The clients of commands learn of their ends first.
         if idle.recv_timeout(CLIENT_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("somebody does not hear that the sandbox has ended");
+            tracing::warn!("a client is not informed that the sandbox has ended");
         }
         if let Some(EndReason::Asked(line)) = ending {
             let _ = line.send_message(&done.map_err(SupervisorRefusal::from));
