@@ -363,8 +363,8 @@ fn clients_are_bounded_and_go_without_a_trace() {
             sleep(Duration::from_millis(300));
             counts() == first
         };
-        // The first round counts for nothing: some of the supervisor's own threads and descriptors
-        // are made at their first use.
+        // The first round is not compared: the supervisor makes some of its own threads and
+        // descriptors at their first use, and a few more later.
         let mut before = None;
         for _ in 0..3 {
             let attached = world.bare(&[&binary(), "attach", &id]);
@@ -379,7 +379,10 @@ fn clients_are_bounded_and_go_without_a_trace() {
             }
             eventually("it has no rest", are_steady);
             let (most_descriptors, most_threads) = *before.get_or_insert_with(counts);
-            eventually("something of them is left", || descriptors() <= most_descriptors && threads() <= most_threads);
+            // If a client leaves anything, sixteen leave it sixteen times.
+            eventually("something of them is left", || {
+                descriptors() < most_descriptors + 8 && threads() < most_threads + 8
+            });
         }
         assert_eq!(world.run(&writing(world, "--close", &id, "x")).ended, ProgramEnd::Code(0));
         assert_eq!(waited(world, &id), ProgramEnd::Code(0));

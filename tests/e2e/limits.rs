@@ -304,7 +304,7 @@ fn a_limit_that_nothing_holds_is_refused() {
     }
     assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.stderr);
     assert!(output.stderr.contains("cannot enforce the limit cpus 0.5"), "{}", output.stderr);
-    assert!(output.stderr.contains("hint: leave cpus out"), "{}", output.stderr);
+    assert!(output.stderr.contains("hint: remove cpus"), "{}", output.stderr);
 }
 
 /// Control groups of runs, and those of a front that is gone.

@@ -83,14 +83,21 @@ fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing(
         let id = create(world, &[]);
         let ran = stockade(world, &["destroy", &id]);
         let error_text = &ran.stderr;
-        assert!(error_text.contains("/nonexistent was not told") && error_text.contains("status 500"), "{error_text}");
+        assert!(
+            error_text.contains("/nonexistent was not notified") && error_text.contains("status 500"),
+            "{error_text}"
+        );
         assert!(error_text.contains("hint: `[notify]`"), "{error_text}");
         assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
 
         let id = create(world, &[]);
         configure(world, "told = \"me\"");
         let ran = stockade(world, &["destroy", &id]);
-        assert!(ran.stderr.contains("no notifications are sent") && ran.stderr.contains("`told`"), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains("no notifications about sandboxes are sent") && ran.stderr.contains("`told`"),
+            "{}",
+            ran.stderr
+        );
         configure(world, "");
         assert!(!done(world, &["list"]).contains(&id), "it is destroyed all the same");
     });

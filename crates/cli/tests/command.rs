@@ -172,7 +172,7 @@ fn nothing_is_remembered_or_recorded_yet() {
     let list = world.stockade(&["approvals", "list"]);
     assert_eq!(list.is(0).stdout, "");
     world.stockade(&["approvals", "show", "apr_1"]).is(1);
-    world.stockade(&["approvals", "revoke", "x"]).failed("is no approval id");
+    world.stockade(&["approvals", "revoke", "x"]).failed("is not a valid approval id");
     world.stockade(&["audit", "verify"]).is(125);
     assert!(!world.home().join(".local").exists(), "looking makes nothing");
 }

@@ -79,7 +79,7 @@ fn a_profile_from_a_traced_run_reads_what_that_run_read_and_no_more() {
         assert!(exact.contains("\"~/lib/a\"") && !exact.contains("\"~/lib\""), "{exact}");
         assert!(notes.contains(".gitconfig: it is a protected name"), "{notes}");
         let (wide, notes) = world.stockade(&["policy", "suggest", "--request", id, "--generalise"], 0);
-        assert!(wide.contains("\"~/lib\"") && wide.contains("stands for 3 paths to read"), "{wide}");
+        assert!(wide.contains("\"~/lib\"") && wide.contains("replaces 3 paths to read"), "{wide}");
         assert!(notes.contains("newly allowed to be read") && notes.contains("lib/other"), "{notes}");
 
         fs::write(world.home().join(".config/stockade/config.toml"), &exact).unwrap();
