@@ -5,14 +5,13 @@
 
 use std::path::Path;
 
-use stockade_model::{Grant, NetworkTarget, PolicyVerdict, Profile, RawText, RequestCommand, SecretUse};
+use stockade_model::{Grant, NameList, NetworkTarget, PolicyVerdict, Profile, RawText, RequestCommand, SecretUse};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
 use crate::guarded::guarded_place;
-use crate::lists::NameList;
 use crate::parse::{parse_content, parse_file};
 use crate::resolve::{hidden_by, is_protected};
 use crate::rules::join_words;

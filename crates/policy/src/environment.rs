@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use stockade_model::{EnvironmentRules, Profile, RawText, text_matches};
-
-use crate::lists::NameList;
+use stockade_model::{EnvironmentRules, NameList, Profile, RawText, text_matches};
 
 /// Returns the whole environment of a command: the caller's variables that pass, then the variables that
 /// the profile sets.

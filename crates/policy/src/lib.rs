@@ -28,7 +28,6 @@ mod hosts;
 mod import;
 mod known_changes;
 mod link_targets;
-mod lists;
 pub mod load;
 mod merge;
 mod mode;

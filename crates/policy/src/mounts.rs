@@ -17,9 +17,8 @@ use std::path::{Component, Path, PathBuf};
 use stockade_model::mountinfo::{
     MAX_TABLE_BYTES, MountInfoEntry, OWN_MOUNTINFO, parse_mounts, read_mountinfo, unescape_field,
 };
-use stockade_model::{RawText, shell_quoted};
+use stockade_model::{NameList, RawText, shell_quoted};
 
-use crate::lists::NameList;
 use crate::trust::trace_path;
 
 /// Most mounts that are examined.

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-use crate::lists::NameList;
+use stockade_model::NameList;
 
 /// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -252,6 +252,8 @@ fn loose_words(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[track_caller]
@@ -260,6 +262,20 @@ mod tests {
         let commands: Vec<Vec<&str>> = words.commands.iter().map(|c| c.iter().map(String::as_str).collect()).collect();
         let found: Option<Vec<&[&str]>> = words.plain.then(|| commands.iter().map(Vec::as_slice).collect());
         assert_eq!(found.as_deref(), expected, "{script:?}");
+    }
+
+    #[test]
+    fn data_files_are_well_formed() {
+        let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("knowledge");
+        for file in directory.read_dir().unwrap() {
+            let path = file.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.starts_with("# ") && text.ends_with('\n'), "{}", path.display());
+            let names = NameList::new(text.leak()).names().collect::<Vec<_>>();
+            let is_plain = |name: &&str| !name.is_empty() && name.trim() == *name && !name.contains(char::is_control);
+            assert!(names.iter().all(is_plain), "{}", path.display());
+            assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{}", path.display());
+        }
     }
 
     #[test]

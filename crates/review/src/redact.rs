@@ -8,6 +8,8 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
+use stockade_model::table_rows;
+
 /// Replacement of a secret.
 pub(crate) const REDACTION_MARK: &str = "[secret]";
 
@@ -43,7 +45,7 @@ const MIN_RANDOM_CHARS: usize = 32;
 
 /// The lines of `token_prefixes.txt`: a prefix, and the least number of letters after it.
 static TOKEN_PREFIXES: LazyLock<Vec<(&str, usize)>> = LazyLock::new(|| {
-    let lines = include_str!("token_prefixes.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = table_rows(include_str!("token_prefixes.txt"));
     // A line without a readable number counts with any length; a test requires that there is none.
     lines
         .map(|line| line.split_once(' ').unwrap_or((line, "")))

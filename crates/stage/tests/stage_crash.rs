@@ -224,14 +224,13 @@ fn a_full_disk_at_any_point_leaves_the_old_tree_or_the_new_one() {
     check_full(true);
 }
 
-#[test]
-fn what_changes_after_the_decision_is_not_overwritten() {
-    /// Changes the workspace as soon as the commit is decided.
-    struct Intruder<'a>(&'a Scene);
+/// Runs a script in the workspace at one point of a commit, which must then be undone because of `path`.
+fn intrude(at: CommitPoint, script: &str, path: &str, after: &str) {
+    struct Intruder<'a>(&'a Scene, CommitPoint, &'a str);
     impl CommitObserver for Intruder<'_> {
         fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
-            if point == CommitPoint::Decided {
-                self.0.native("echo mine >>a");
+            if point == self.1 {
+                self.0.native(self.2);
             }
             Ok(())
         }
@@ -243,35 +242,23 @@ fn what_changes_after_the_decision_is_not_overwritten() {
         .stages()
         .open_for_changes(&id)
         .unwrap()
-        .commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
-    assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("a")), "{result:?}");
+        .commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene, at, script));
+    assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new(path)), "{result:?}");
     ends.assert_clean("an intruder");
-    run_in(&ends.scene.workspace(), "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n");
+    run_in(&ends.scene.workspace(), after);
 }
 
 #[test]
+fn what_changes_after_the_decision_is_not_overwritten() {
+    let after = "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n";
+    intrude(CommitPoint::Decided, "echo mine >>a", "a", after);
+}
+
+/// A file is put into a directory that is to go, when everything was looked at.
+#[test]
 fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
-    /// Puts a file into a directory that is to go, when everything was looked at.
-    struct Intruder<'a>(&'a Scene);
-    impl CommitObserver for Intruder<'_> {
-        fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
-            if point == CommitPoint::Ready {
-                self.0.native("echo mine >old/deep/mine");
-            }
-            Ok(())
-        }
-    }
-    let ends = Ends::new(false);
-    let id = ends.restage();
-    let result = ends
-        .scene
-        .stages()
-        .open_for_changes(&id)
-        .unwrap()
-        .commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
-    assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("old")), "{result:?}");
-    ends.assert_clean("an intruder");
-    run_in(&ends.scene.workspace(), "grep -q mine old/deep/mine; test -e gone; test ! -e n");
+    let after = "grep -q mine old/deep/mine; test -e gone; test ! -e n";
+    intrude(CommitPoint::Ready, "echo mine >old/deep/mine", "old", after);
 }
 
 #[test]

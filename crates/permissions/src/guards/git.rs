@@ -12,8 +12,8 @@ use super::command_words::{CommandWord, extract_words, path_tails};
 use super::settings_cache::SettingsCache;
 use super::settings_text::parse_entries;
 use super::view::{RootView, join_name, join_relative, parent_path};
-use super::word_list::WordList;
 use crate::powers::to_path;
+use stockade_model::NameList;
 
 /// Variables that name the location of the user's own settings, or of the installed git.
 const SETTINGS_VARIABLES: [&str; 5] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "PATH"];
@@ -26,7 +26,7 @@ pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 const MAX_INCLUDES: usize = 10;
 /// Last parts of keys with a command or a program path as value, from git's own documentation
 /// (git-config(1) of 2.49) and git-lfs-config(5).
-const COMMAND_KEYS: WordList = WordList(include_str!("../../knowledge/git_command_keys.txt"));
+const COMMAND_KEYS: NameList = NameList::new(include_str!("../../knowledge/git_command_keys.txt"));
 
 /// Values of the variables that name the location of the user's settings.
 pub type SettingsVariables = BTreeMap<String, OsString>;

@@ -4,11 +4,10 @@
 //! Only the directory called `.git` counts, with the data that git keeps in it for modules and
 //! other work trees. The names are those of gitrepository-layout(5) and of git's sources (2.47).
 
-use stockade_model::DeniedOperation;
+use stockade_model::{DeniedOperation, NameList};
 
 use super::project_part::ProjectFile;
 use super::view::last_component;
-use super::word_list::WordList;
 use crate::powers::prefix_ends;
 
 /// A name in the directory of a repository.
@@ -77,15 +76,15 @@ enum GitDirOwner {
 }
 
 /// Data files directly beneath the top, also with the suffix `.lock`.
-const DATA_FILES: WordList = WordList(include_str!("../../knowledge/git_data_files.txt"));
+const DATA_FILES: NameList = NameList::new(include_str!("../../knowledge/git_data_files.txt"));
 /// References directly beneath the top, beside `HEAD`.
-const REFERENCE_FILES: WordList = WordList(include_str!("../../knowledge/git_reference_files.txt"));
+const REFERENCE_FILES: NameList = NameList::new(include_str!("../../knowledge/git_reference_files.txt"));
 const DATA_KIND: GitPathKind = GitPathKind::Data { in_store: false };
 /// Directories that contain only data.
 const DATA_DIRECTORIES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
 const REFERENCE_KIND: GitPathKind = GitPathKind::Judged(GuardedContent::Reference);
 /// Parts of a rebase (git's sequencer.c) that are data, also with the suffix `.lock`.
-const REBASE_DATA_FILES: WordList = WordList(include_str!("../../knowledge/git_rebase_files.txt"));
+const REBASE_DATA_FILES: NameList = NameList::new(include_str!("../../knowledge/git_rebase_files.txt"));
 
 impl GitPathKind {
     /// Returns the kind of `path`, and the length of the path of its directory `.git`. Returns

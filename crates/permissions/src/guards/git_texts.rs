@@ -2,7 +2,7 @@
 //! rebase. Git takes their content for names of its own files. Pure.
 
 use super::settings_words::is_branch;
-use super::word_list::WordList;
+use stockade_model::NameList;
 
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
 const OBJECT_ID_LENGTHS: [usize; 2] = [40, 64];
@@ -43,7 +43,7 @@ fn is_name_of_reference(name: &[u8]) -> bool {
 
 /// Returns whether no step of a rebase (git-rebase(1)) runs a command.
 pub fn are_harmless_steps(text: &[u8]) -> bool {
-    const HARMLESS_COMMANDS: WordList = WordList(include_str!("../../knowledge/git_rebase_steps.txt"));
+    const HARMLESS_COMMANDS: NameList = NameList::new(include_str!("../../knowledge/git_rebase_steps.txt"));
     text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
         let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
         line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(step)

@@ -48,7 +48,6 @@ mod settings_words;
 mod survey;
 mod survey_results;
 pub mod view;
-mod word_list;
 
 pub use git::{SettingsVariables, settings_variables, use_settings_variables};
 pub use names::{GuardedNames, fold_name};

@@ -6,11 +6,11 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use stockade_model::NameList;
 use toml::Table;
 
 use super::project_part::ProjectFile;
 use super::settings_allow_list::ContentVerdict;
-use super::word_list::WordList;
 
 /// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
@@ -84,7 +84,7 @@ fn shorten_text(text: &str) -> String {
 
 /// Keys of npm's and pnpm's settings that change the layout and the reports of packages, but
 /// neither their source nor the programs that run.
-const NPM_KEYS: WordList = WordList(include_str!("../../knowledge/npm_keys.txt"));
+const NPM_KEYS: NameList = NameList::new(include_str!("../../knowledge/npm_keys.txt"));
 /// Keys with patterns of package names as values.
 const NPM_PATTERN_KEYS: &[&str] = &["hoist-pattern[]", "public-hoist-pattern[]"];
 
@@ -100,7 +100,7 @@ fn is_harmless_npm(line: &str) -> bool {
 }
 
 /// Keys of yarn's settings with the same properties.
-const YARN_KEYS: WordList = WordList(include_str!("../../knowledge/yarn_keys.txt"));
+const YARN_KEYS: NameList = NameList::new(include_str!("../../knowledge/yarn_keys.txt"));
 
 /// Returns whether a line is one key with one word. Values with more parts are not parsed.
 fn is_harmless_yarn(line: &str) -> bool {
@@ -174,7 +174,7 @@ fn check_cargo(table: &Table) -> Option<String> {
 }
 
 /// Common targets that the compiler itself supports.
-const COMMON_TARGETS: WordList = WordList(include_str!("../../knowledge/rust_targets.txt"));
+const COMMON_TARGETS: NameList = NameList::new(include_str!("../../knowledge/rust_targets.txt"));
 
 fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     let is_switch = value.is_bool() || value.is_integer();
@@ -344,8 +344,8 @@ fn string_length(text: &str) -> Option<usize> {
 }
 
 /// Prefixes of keys that control the display, search and layout of text.
-const EDITOR_SECTIONS: WordList = WordList(include_str!("../../knowledge/editor_sections.txt"));
-const EDITOR_KEYS: WordList = WordList(include_str!("../../knowledge/editor_keys.txt"));
+const EDITOR_SECTIONS: NameList = NameList::new(include_str!("../../knowledge/editor_sections.txt"));
+const EDITOR_KEYS: NameList = NameList::new(include_str!("../../knowledge/editor_keys.txt"));
 
 fn editor_settings(value: &Value) -> Option<String> {
     let Some(all) = value.as_object() else { return Some("settings that are not an object".to_owned()) };
@@ -357,7 +357,7 @@ fn editor_settings(value: &Value) -> Option<String> {
         // The cargo subcommand for checks. Any other could be a program of this name.
         let is_check = key == "rust-analyzer.check.command" && matches!(value.as_str(), Some("check" | "clippy"));
         let is_known =
-            is_check || EDITOR_KEYS.contains(key.as_str()) || EDITOR_SECTIONS.words().any(|part| key.starts_with(part));
+            is_check || EDITOR_KEYS.contains(key.as_str()) || EDITOR_SECTIONS.names().any(|part| key.starts_with(part));
         let is_end = key == "files.eol" && matches!(value.as_str(), Some("\n" | "\r\n"));
         (!is_end && (!is_known || !is_plain(value, 0))).then(|| shorten_text(key))
     })

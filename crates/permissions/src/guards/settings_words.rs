@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::word_list::WordList;
+use stockade_model::{NameList, table_rows};
 
 /// Key of a setting, or `*`, and the harmless forms of its value.
 type HarmlessSetting = (&'static str, &'static str);
@@ -13,8 +13,8 @@ type HarmlessSetting = (&'static str, &'static str);
 /// Settings without a subsection, by their section: a file may have tens of thousands of settings.
 static HARMLESS_SETTINGS: LazyLock<HashMap<&str, Vec<HarmlessSetting>>> = LazyLock::new(|| {
     let mut by_section: HashMap<&str, Vec<HarmlessSetting>> = HashMap::new();
-    let lines = include_str!("../../knowledge/git_settings.txt").lines().filter(|line| !line.starts_with('#'));
-    for (name, forms) in lines.filter_map(|line| line.split_once(' ')) {
+    let rows = table_rows(include_str!("../../knowledge/git_settings.txt"));
+    for (name, forms) in rows.filter_map(|row| row.split_once(' ')) {
         if let Some((section, key)) = name.split_once('.') {
             by_section.entry(section).or_default().push((key, forms));
         }
@@ -25,7 +25,7 @@ static HARMLESS_SETTINGS: LazyLock<HashMap<&str, Vec<HarmlessSetting>>> = LazyLo
 /// Git commands that only show data, and their options that start and write nothing.
 const SHOWING_COMMANDS: &[&str] =
     &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
-const SHOWING_OPTIONS: WordList = WordList(include_str!("../../knowledge/git_showing_options.txt"));
+const SHOWING_OPTIONS: NameList = NameList::new(include_str!("../../knowledge/git_showing_options.txt"));
 
 /// Returns whether a setting without a subsection is harmless.
 pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rustix::fs::{FileType, Stat};
-use stockade_model::DeniedOperation;
+use stockade_model::{DeniedOperation, NameList};
 
 use super::git::{GlobalSettings, named_by_repository};
 use super::git_part::GitPathKind;
@@ -12,7 +12,6 @@ use super::repository::{self, KnownNameCheck, RepositoryState, TrustedParts};
 use super::settings_cache::SettingsCache;
 use super::survey::{SurveyError, survey_tree};
 use super::view::{ObjectPresence, RootView, join_name, parent_path};
-use super::word_list::WordList;
 use crate::powers::{
     ExistsProbe, PermissionRefusal, is_at_or_beneath, prefix_ends, protected_refusal, replace_prefix, to_path,
 };
@@ -22,7 +21,7 @@ const LINK_TARGET_REASON: &str = "the target of a protected link";
 
 /// Names that git obeys, follows or writes in the directory of a repository, except objects
 /// (gitrepository-layout(5)).
-const BARE_REPOSITORY_NAMES: WordList = WordList(include_str!("../../knowledge/git_repository_names.txt"));
+const BARE_REPOSITORY_NAMES: NameList = NameList::new(include_str!("../../knowledge/git_repository_names.txt"));
 
 /// Guarded paths of one tree.
 #[derive(Debug, Default)]
@@ -172,7 +171,7 @@ impl RunSurveys {
         let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
         for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
             if places.bare.contains(workspace) {
-                places.targets.extend(BARE_REPOSITORY_NAMES.words().map(|part| join_name(workspace, part.as_bytes())));
+                places.targets.extend(BARE_REPOSITORY_NAMES.names().map(|part| join_name(workspace, part.as_bytes())));
             }
         }
     }

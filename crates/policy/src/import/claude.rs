@@ -4,7 +4,7 @@
 //! Both tools have the same precedence: deny outweighs ask and ask outweighs allow, across all files. A
 //! rule must match each command of a compound one to allow it, and any command to refuse it.
 
-use stockade_model::PolicyVerdict;
+use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude_context::{self, ClaudeContext};
@@ -15,7 +15,6 @@ use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPoli
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
-use crate::lists::NameList;
 use crate::text::ConfigPath;
 
 pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {

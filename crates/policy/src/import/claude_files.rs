@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use stockade_model::PolicyVerdict;
+use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude::{ClaudeReader, ClaudeRule};
@@ -14,7 +14,6 @@ use super::claude_sandbox::{directory_of, is_workspace};
 use super::scope::SourceScope;
 use crate::draft::DraftRule;
 use crate::file::FileOperation;
-use crate::lists::NameList;
 use crate::pattern::PathPattern;
 use crate::resolve::holds_name;
 use crate::shipped;

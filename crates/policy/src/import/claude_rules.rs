@@ -4,7 +4,7 @@
 //! checks, for a pattern that names no program, for a pattern over tools that names no server. A `deny` or
 //! `ask` that cannot be expressed becomes broader and is never dropped, because an `allow` beside it counts.
 
-use stockade_model::PolicyVerdict;
+use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Stricter};
 use super::claude::{ClaudeReader, ClaudeRule};
@@ -13,7 +13,6 @@ use super::{ImportTool, host_of_any_depth, plain_glob, plain_words};
 use crate::draft::DraftRule;
 use crate::glob::text_matches;
 use crate::hosts::check_breadth;
-use crate::lists::NameList;
 use crate::pattern::WordPattern;
 use crate::words::base_name;
 

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use stockade_model::PolicyVerdict;
+use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
@@ -17,7 +17,6 @@ use super::{ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, S
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
-use crate::lists::NameList;
 use crate::parse::{KeyPositions, parse_file};
 
 /// Priority of rules that the user made with "always allow".

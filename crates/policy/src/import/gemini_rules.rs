@@ -4,14 +4,13 @@
 //! of a lower priority may follow it. If a condition cannot be expressed here, an `allow` is dropped and
 //! other rules become broader.
 
-use stockade_model::PolicyVerdict;
+use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter};
 use super::gemini::{RankedRule, SHELL_TOOLS};
 use super::regex::{self, globs_of};
 use super::{ImportDeviation, ImportEntry, ImportTool, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
-use crate::lists::NameList;
 use crate::pattern::WordPattern;
 
 /// Programs that Gemini CLI asks about in part, even if all commands are allowed.

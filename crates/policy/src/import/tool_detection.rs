@@ -5,7 +5,7 @@
 
 use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::{ImportTool, starlark};
-use crate::lists::NameList;
+use stockade_model::NameList;
 
 /// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026, and older names).
 const CLAUDE_KEYS: NameList = NameList::new(include_str!("../../knowledge/claude_keys.txt"));
