@@ -140,7 +140,7 @@ fn asking(world: &World, level: &str) -> Terminal {
 /// What a slow terminal still had to say before it answers, and what follows its answer so
 /// closely that nobody can have pressed it.
 #[test]
-fn what_comes_before_the_terminal_has_answered_is_no_key() {
+fn input_before_the_terminals_reply_is_no_key() {
     each_user(|world| {
         let is_tried_in_time = |level| {
             let mut terminal = asking(world, level);
@@ -206,7 +206,7 @@ fn modes_are_set_for_each_key_and_given_back() {
 
 /// What another program has left on the screen is undone by the question itself.
 #[test]
-fn a_question_undoes_what_another_program_has_left() {
+fn a_question_resets_the_terminal_modes_of_other_programs() {
     let expected_sequences =
         ["\u{1b}[?2026l", "\u{1b}[?47l", "\u{1b}(B", "\u{1b}[r", ";1000;", ";2004;", "\u{1b}[>4m", "\u{1b}[J", "25h"];
     each_user(|world| {
@@ -255,7 +255,7 @@ fn a_terminal_that_does_not_answer_gets_a_word_typed() {
 
 /// A question stands there to be read, whatever the screen was made of before it.
 #[test]
-fn what_hides_text_is_undone_before_a_question_and_done_again_after() {
+fn text_hiding_modes_are_reset_before_a_question_and_restored_after() {
     let begun = "\\033[?1049h\\033[?2026h\\033[?25l\\033]10;#000000\\007\\033(0\\033]0;unfinished";
     each_user(|world| {
         for level in LEVELS {
@@ -372,7 +372,7 @@ fn a_run_that_is_not_there_yet_is_interrupted() {
 }
 
 /// What `sandboxed` runs stops itself and goes on with the job; then the shell ends.
-pub fn stops_itself_and_goes_on(shell: &mut Terminal) {
+pub fn stops_itself_and_continues(shell: &mut Terminal) {
     for signal in ["TSTP", "STOP"] {
         shell.press(&format!("sandboxed sh -c 'kill -{signal} $$; echo on again: $((6 * 7))'\r"));
         shell.expect("Stopped");
@@ -422,7 +422,7 @@ fn the_shell_outside_has_job_control_over_a_run() {
             shell.press(":q\r");
             shell.expect("outside> ");
             // No key: a program stops itself, also by the signal that nothing can handle.
-            stops_itself_and_goes_on(&mut shell);
+            stops_itself_and_continues(&mut shell);
         }
     });
 }

@@ -119,7 +119,7 @@ fn input_is_taken_where_the_run_has_one() {
 /// Each line is judged; what is denied is refused as a whole, and what is around
 /// it does not run either.
 #[test]
-fn a_line_for_a_shell_is_judged_like_a_request() {
+fn a_line_for_a_shell_is_assessed_like_a_request() {
     each_user(|world| {
         world.dir("home/.config");
         let directory = world.dir("home/.config/stockade");
@@ -162,7 +162,7 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
 }
 
 #[test]
-fn a_program_for_an_interpreter_is_judged_too() {
+fn a_program_for_an_interpreter_is_assessed_too() {
     each_user(|world| {
         let id = detach_program(world, &ASKING, &["python3", "-iq"]);
         passes(world, &id, "print(6 * 7)\n");
@@ -225,7 +225,7 @@ fn is_outside(world: &World) -> bool {
 }
 
 #[test]
-fn questions_of_the_run_are_answered_where_somebody_is_attached() {
+fn questions_of_the_run_are_answered_by_an_attached_client() {
     each_user(|world| {
         let world = &World::new(world.account.user);
         let alone = lacking(world);
@@ -283,7 +283,7 @@ fn a_client_that_is_killed_or_leaves_takes_its_questions_along() {
 
 /// One that reads late, or never, misses what is not kept and stops nothing.
 #[test]
-fn who_does_not_read_stops_nobody_and_is_told_what_it_missed() {
+fn a_slow_client_blocks_no_other_and_learns_its_gap() {
     const PRINTED: usize = 1 << 30;
     each_user(|world| {
         let script = format!("head -c {PRINTED} /dev/zero; touch printed; while [ ! -e go ]; do sleep 0.05; done");
@@ -320,7 +320,7 @@ fn who_does_not_read_stops_nobody_and_is_told_what_it_missed() {
 
 /// Input is taken as fast as the command reads, and kept nowhere.
 #[test]
-fn who_writes_waits_for_the_command() {
+fn a_writer_waits_for_the_command() {
     const WRITTEN: usize = 50_000_000;
     each_user(|world| {
         let world = &World::new(world.account.user);

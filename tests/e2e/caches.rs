@@ -196,7 +196,7 @@ fn npm_pip_and_go_work_without_a_question() {
 }
 
 #[test]
-fn a_layer_is_seen_by_its_workspace_alone_and_lasts() {
+fn a_layer_is_seen_by_its_workspace_alone_and_persists() {
     each_user(|world| {
         furnish(world);
         let host = caches(world);
@@ -226,7 +226,7 @@ fn a_layer_is_seen_by_its_workspace_alone_and_lasts() {
 }
 
 #[test]
-fn settings_and_what_is_hidden_stay_what_they_are() {
+fn settings_and_hidden_paths_are_unchanged() {
     each_user(|world| {
         furnish(world);
         let host = caches(world);
@@ -325,7 +325,7 @@ fn a_variable_of_the_caller_is_kept() {
 
 /// Whoever ends has the directory alone for a moment, and a loaded machine makes it long.
 #[test]
-fn a_start_waits_for_whoever_has_the_layers_alone() {
+fn a_start_waits_for_the_exclusive_lock_of_the_layers() {
     each_user(|world| {
         furnish(world);
         world.passes(&["--level", "full"], &["sh", "-c", "echo own > ~/.npm/own"]);
@@ -422,7 +422,7 @@ fn a_run_of_another_workspace_learns_no_sealed_name() {
 
 /// At level restricted it is the host's: a link to it would lead a tool of the host there.
 #[test]
-fn the_temporary_directory_goes_with_its_run_whatever_is_closed() {
+fn the_temporary_directory_is_removed_with_its_run_in_any_case() {
     each_user(|world| {
         for close in ["chmod -R a-w $TMPDIR", "chmod 0 $TMPDIR/x $TMPDIR", "chmod 0 $TMPDIR/x/y"] {
             let script = format!("mkdir -p $TMPDIR/x/y; echo a > $TMPDIR/x/y/z; echo $TMPDIR > temp; {close}");

@@ -86,7 +86,7 @@ fn no_leaves_the_exit_code_and_the_file_alone() {
 
 /// The control is a file beside it, which is asked about and written.
 #[test]
-fn what_governs_is_refused_and_not_asked_about() {
+fn policy_files_are_refused_without_a_question() {
     each_user(|world| {
         world.dir("home/.config");
         let own = world.dir("home/.config/stockade").join("config.toml");
@@ -153,7 +153,7 @@ fn keys_pressed_too_early_do_not_count() {
 }
 
 #[test]
-fn what_is_shown_cannot_be_disguised() {
+fn shown_text_cannot_be_disguised() {
     each_user(|world| {
         let hidden = "echo x >> ~/outside #\u{202e}\u{1b}[2J\u{200b}";
         let mut terminal = Terminal::start(world, &build_run_command(world, &[], hidden));
@@ -243,7 +243,7 @@ fn check_document(name: &str, content: &str) {
 /// With no policy configured the built-in policy applies, and that is said once, to a
 /// person.
 #[test]
-fn the_built_in_policy_is_told_once() {
+fn the_built_in_policy_is_announced_once() {
     const NOTICE: &str = "no policy is configured: the built-in policy applies";
     each_user(|world| {
         let run = || build_run_command(world, &[], "true");
@@ -308,7 +308,7 @@ fn always_writes_the_rule_that_was_shown() {
 /// A remembered power reaches every command of the workspace, and the question, its help
 /// and the list of answers say so.
 #[test]
-fn a_remembered_power_says_how_far_it_reaches() {
+fn a_remembered_power_states_its_scope() {
     const REACH: &str = "for any command in this workspace";
     each_user(|world| {
         let object = world.home().join("outside").display().to_string();
@@ -355,7 +355,7 @@ fn a_remembered_power_says_how_far_it_reaches() {
 /// A kept yes to running a command is for the files that it runs, and one to a power for the
 /// very directory where it was given; where it cannot be told what runs none is kept.
 #[test]
-fn a_kept_yes_ends_with_what_it_was_given_for() {
+fn a_remembered_approval_ends_with_its_scope() {
     each_user(|world| {
         // Whether it is asked about, and what was shown.
         let run = |command: &TestCommand, keys: &[&str]| {
@@ -397,7 +397,7 @@ fn a_kept_yes_ends_with_what_it_was_given_for() {
 
 /// Credentials and parts of the system are agreed to one time only.
 #[test]
-fn what_is_guarded_is_never_remembered() {
+fn answers_about_guarded_paths_are_never_remembered() {
     each_user(|world| {
         let file = world.home().join(".ssh/known_hosts");
         world.dir("home/.ssh");

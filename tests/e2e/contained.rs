@@ -79,12 +79,12 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
         ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = engine.import_image(&root_archive(place.path())).unwrap();
     let client = Desk::of(&engine, variable);
-    says_what_is_missing(&client, name, &image);
+    names_missing_parts(&client, name, &image);
 
     let id = client.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);
     let id = id.trim_end();
     assert_eq!(client.exec(id, "id -u; pwd; echo ~; echo made > file"), "0\n/workspace\n/home/agent\n");
-    reports_what_holds(&client, id, name);
+    reports_enforced_layers(&client, id, name);
     names_the_limit(&client, id);
     takes_and_gives_files(&client, id);
 
@@ -98,7 +98,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
     assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
 }
 
-fn says_what_is_missing(client: &Desk, name: &str, image: &str) {
+fn names_missing_parts(client: &Desk, name: &str, image: &str) {
     let absent = format!("sha256:{}", "0".repeat(64));
     client.refused(&["create", "--backend", name, "--image", &absent], &absent, Some("load it"));
     client.refused(&["create", "--backend", name], "name an image", None);
@@ -110,7 +110,7 @@ fn says_what_is_missing(client: &Desk, name: &str, image: &str) {
 }
 
 /// A refusal is exact, and the report says which layer does what.
-fn reports_what_holds(client: &Desk, id: &str, name: &str) {
+fn reports_enforced_layers(client: &Desk, id: &str, name: &str) {
     let exec_output = client.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
     let outcome: Value = serde_json::from_str(&exec_output.stdout)
         .unwrap_or_else(|why| panic!("{why}: {}", exec_output.combined_text()));

@@ -48,7 +48,7 @@ impl At<'_> {
 }
 
 #[test]
-fn an_engine_lends_no_rights_and_hides_what_is_hidden() {
+fn an_engine_lends_no_rights_and_keeps_paths_hidden() {
     if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
@@ -65,14 +65,14 @@ fn an_engine_lends_no_rights_and_hides_what_is_hidden() {
         each_user(|world| {
             let address = format!("unix://{}", engine.socket_path().display());
             let at = At { world, address, create: ["create", "--backend", backend, "--image", &image] };
-            refuses_what_a_run_is_refused(&at);
-            hides_what_is_hidden(&at);
+            refuses_the_accesses_that_a_run_is_refused(&at);
+            hides_hidden_paths(&at);
         });
         assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
     }
 }
 
-fn refuses_what_a_run_is_refused(at: &At<'_>) {
+fn refuses_the_accesses_that_a_run_is_refused(at: &At<'_>) {
     let world = at.world;
     world.dir("home/.ssh");
     let home = world.home().display().to_string();
@@ -106,7 +106,7 @@ fn refuses_what_a_run_is_refused(at: &At<'_>) {
     at.destroy(&id);
 }
 
-fn hides_what_is_hidden(at: &At<'_>) {
+fn hides_hidden_paths(at: &At<'_>) {
     let world = at.world;
     let project = world.dir("home/project");
     for directory in ["home/project/deep", "home/.config/stockade"] {

@@ -217,7 +217,7 @@ fn a_copy_in_takes_no_hidden_file_along() {
 
 /// As `/tmp` is: everybody may write there, and it belongs to root.
 #[test]
-fn a_copy_out_goes_into_a_directory_of_somebody_else() {
+fn a_copy_out_into_a_directory_of_another_user() {
     each_user(|world| {
         let shared = world.dir("shared");
         chown(&shared, Some(0), Some(0)).unwrap();

@@ -157,7 +157,7 @@ fn every_kind_of_change_is_named() {
 }
 
 #[test]
-fn what_only_looks_like_a_refusal_is_none() {
+fn apparent_refusals_are_none() {
     each_user(|world| {
         world.file("ws/not-executable", "#!/bin/sh\n");
         world.file("ws/locked", "");
@@ -203,7 +203,7 @@ fn a_credential_that_was_read_is_named() {
 /// stays hidden, and the report says that nobody is told of openings. The control is
 /// the same run with a watch, which tells.
 #[test]
-fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
+fn without_a_watch_hidden_paths_stay_hidden_and_the_report_shows_it() {
     each_user(|world| {
         let key = world.dir("home/.ssh").join("id_ed25519");
         world.file("home/.ssh/id_ed25519", "hunter2\n");

@@ -161,7 +161,7 @@ fn kill_ends_whatever_the_command_does_about_it() {
 }
 
 #[test]
-fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
+fn kill_9_of_the_supervisor_leaves_nothing_and_is_reported() {
     each_user(|world| {
         for level in ["full", "restricted"] {
             let marker = format!("2645751{}", world.account.uid);
@@ -209,7 +209,7 @@ fn endless_output_is_kept_at_both_ends() {
 
 /// What was never started leaves nothing to look at, and says why at once.
 #[test]
-fn what_is_refused_is_told_to_the_launcher() {
+fn refusals_are_reported_to_the_launcher() {
     each_user(|world| {
         for (option, code, why) in
             [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 125, "none")]
@@ -240,7 +240,7 @@ const ASKING: &str = "import os, socket, sys\n\
     sys.exit(0 if all(heard) else 3)";
 
 #[test]
-fn neither_what_runs_nor_another_user_reaches_it() {
+fn neither_the_command_nor_another_user_reaches_it() {
     each_user(|world| {
         let id = detach(world, &[], "sleep 600");
         let socket = socket(world, &id);

@@ -60,7 +60,7 @@ fn a_program_that_a_script_starts_is_asked_about_once() {
 }
 
 #[test]
-fn where_nobody_may_be_asked_it_is_refused_and_the_rest_goes_on() {
+fn without_an_approver_it_is_refused_and_the_rest_continues() {
     each_user(|world| {
         for (options, has_terminal) in [
             (&["--mode", "on-failure"][..], false),
@@ -84,7 +84,7 @@ fn where_nobody_may_be_asked_it_is_refused_and_the_rest_goes_on() {
 }
 
 #[test]
-fn what_the_text_shows_is_asked_about_once() {
+fn powers_shown_by_the_text_are_asked_about_once() {
     each_user(|world| {
         let trace = publisher(world);
         let mut terminal = Terminal::start(world, &build_run_command(world, &[], &["sh", "-c", "./bin/npm publish"]));
@@ -97,7 +97,7 @@ fn what_the_text_shows_is_asked_about_once() {
 }
 
 #[test]
-fn nobody_agrees_beforehand() {
+fn no_approval_beforehand() {
     each_user(|world| {
         for option in ["--grant", "--request"] {
             let text =
@@ -129,7 +129,7 @@ fn a_hook_is_asked_about_once() {
 }
 
 #[test]
-fn a_program_that_git_is_told_to_start_is_asked_about_once() {
+fn a_program_that_git_is_configured_to_start_is_asked_about_once() {
     each_user(|world| {
         for key in ["o", "n"] {
             let world = &World::new(world.account.user);

@@ -36,7 +36,7 @@ impl At<'_> {
 }
 
 #[test]
-fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
+fn sandboxes_of_a_killed_engine_are_recreated_with_their_files() {
     if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: an engine of the suite's own needs root");
         return;

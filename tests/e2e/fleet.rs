@@ -110,12 +110,12 @@ fn fifty_at_work_survive_the_end_of_their_engines() {
         for one in spared {
             assert_eq!(supervisors(world, &one.id), [one.supervisor], "{} has another keeper", one.id);
         }
-        everything_goes(world, &stays, fleet);
+        everything_is_removed(world, &stays, fleet);
     });
 }
 
 /// With the last of them nothing is left anywhere.
-fn everything_goes(world: &World, stays: &str, fleet: Vec<AtWork>) {
+fn everything_is_removed(world: &World, stays: &str, fleet: Vec<AtWork>) {
     let ids: Vec<&str> = fleet.iter().map(|one| one.id.as_str()).collect();
     done(world, &[&["destroy"], ids.as_slice()].concat());
     assert_none_left(stays);

@@ -182,7 +182,7 @@ fn late_answers_do_no_harm() {
 
 /// While one question stands, the others work on.
 #[test]
-fn a_question_holds_nobody_else() {
+fn a_question_blocks_no_other_process() {
     each_user(|world| {
         let script = "echo x > ~/asked & for n in $(seq 300); do echo $n > f$n; done; echo written; wait; cat ~/asked";
         let workspace = world.workspace().display().to_string();

@@ -108,7 +108,7 @@ fn runs_at_the_same_time_share_layers() {
 }
 
 #[test]
-fn what_one_run_writes_the_other_sees_at_once() {
+fn writes_of_one_run_are_seen_by_the_other_at_once() {
     each_user(|world| {
         furnish(world);
         scope(|scope| {
@@ -163,7 +163,7 @@ fn a_holder_that_is_killed_takes_nothing_along() {
 }
 
 /// Does something while a run that has begun with a script waits.
-fn while_a_run_lasts(world: &World, script: &str, act: impl FnOnce()) {
+fn during_a_run(world: &World, script: &str, act: impl FnOnce()) {
     scope(|scope| {
         let wait = "echo > begun; n=0; until test -e go; do n=$((n+1)); test $n -lt 600; sleep 0.05; done";
         let run = scope.spawn(move || passes(world, &format!("{script}; {wait}")));
@@ -180,7 +180,7 @@ fn while_a_run_lasts(world: &World, script: &str, act: impl FnOnce()) {
 /// An overlay keeps the names that it has looked up. What the host has changed since is seen
 /// by the next run nevertheless.
 #[test]
-fn a_run_sees_what_the_host_has_now() {
+fn a_run_sees_the_hosts_current_content() {
     each_user(|world| {
         furnish(world);
         let cache = world.home().join(".npm/_cacache");
@@ -267,12 +267,12 @@ fn a_name_in_use_past_the_end_of_its_run_shows_nothing() {
 
 /// The same of what is hidden, where another run uses the name: its cover lies on it.
 #[test]
-fn what_was_hidden_stays_so_under_its_old_name() {
+fn hidden_files_stay_hidden_under_their_old_names() {
     each_user(|world| {
         furnish(world);
         let [old, new] = [".cargo/credentials.toml", ".cargo/renamed"].map(|name| world.home().join(name));
         let read = "cat ~/.cargo/credentials.toml 2>&1 || true";
-        while_a_run_lasts(world, read, || {
+        during_a_run(world, read, || {
             fs::rename(&old, &new).unwrap();
             assert!(!passes(world, read).contains("secret"));
             // One that was not there when the run began, and one that is a directory now.
@@ -296,7 +296,7 @@ fn what_was_hidden_stays_so_under_its_old_name() {
 /// What is hidden may lie elsewhere than where the plan names it, in a cache or in the
 /// workspace: a run that gave it another name would leave it to the next.
 #[test]
-fn what_a_link_leads_to_is_hidden_under_any_name() {
+fn targets_of_links_are_hidden_under_any_name() {
     each_user(|world| {
         furnish(world);
         world.dir("home/.gradle");
@@ -340,7 +340,7 @@ fn what_a_link_leads_to_is_hidden_under_any_name() {
 
 /// A name that a run has open shows what it was; what the host puts in its place is hidden.
 #[test]
-fn what_another_run_has_open_is_hidden_nevertheless() {
+fn a_file_that_another_run_has_open_is_still_hidden() {
     each_user(|world| {
         furnish(world);
         let [named, real] = ["credentials.toml", "real.toml"].map(|name| world.home().join(".cargo").join(name));
@@ -349,7 +349,7 @@ fn what_another_run_has_open_is_hidden_nevertheless() {
         let open = "exec 9< ~/.cargo; python3 -c 'import os,time; d = os.path.expanduser(\"~/.cargo/credentials.toml\"); \
                     f = os.open(d, os.O_PATH | os.O_NOFOLLOW); time.sleep(30)' & true";
         let read = "cat ~/.cargo/credentials.toml ~/.cargo/real.toml 2>&1 || true";
-        while_a_run_lasts(world, open, || {
+        during_a_run(world, open, || {
             fs::remove_file(&named).unwrap();
             fs::rename(&real, &named).unwrap();
             assert!(!passes(world, read).contains("secret"));
@@ -382,7 +382,7 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
         }
         // Another directory at the path, while a run lasts.
         let npm = world.home().join(".npm");
-        while_a_run_lasts(world, "cat ~/.npm/_cacache/seen", || {
+        during_a_run(world, "cat ~/.npm/_cacache/seen", || {
             fs::rename(&npm, world.home().join("aside")).unwrap();
             world.dir("home/.npm");
             assert_eq!(passes(world, write), "own\nown\n");
@@ -419,7 +419,7 @@ fn no_link_leads_into_a_process_by_its_number() {
 
 /// A way that is made in two steps: a link that leads nowhere, and what completes it.
 #[test]
-fn no_link_is_completed_to_what_is_hidden() {
+fn no_link_is_completed_to_a_hidden_path() {
     each_user(|world| {
         furnish(world);
         let home = world.home().display().to_string();
@@ -483,7 +483,7 @@ fn no_link_is_completed_to_what_is_hidden() {
 
 /// What a run does to the directories of a layer that others need.
 #[test]
-fn what_a_run_breaks_in_a_layer_is_mended() {
+fn damage_by_a_run_in_a_layer_is_repaired() {
     each_user(|world| {
         furnish(world);
         for script in [
@@ -504,7 +504,7 @@ fn what_a_run_breaks_in_a_layer_is_mended() {
 
 /// A pipe or a lock that its caller left open.
 #[test]
-fn a_holder_keeps_nothing_of_whoever_started_it() {
+fn a_layer_server_keeps_nothing_of_its_creator() {
     each_user(|world| {
         furnish(world);
         let run = [&[binary().as_str(), "run", "--mode", "never", "--"][..], &["/usr/bin/true"]].concat().join(" ");
@@ -532,7 +532,7 @@ fn a_directory_that_is_another_one_has_another_layer() {
 }
 
 #[test]
-fn a_holder_ends_with_what_it_holds() {
+fn a_layer_server_ends_with_its_layers() {
     each_user(|world| {
         furnish(world);
         passes(world, "echo 1 > ~/.npm/own");
@@ -548,7 +548,7 @@ fn a_holder_ends_with_what_it_holds() {
 /// A holder gives layers of its workspace to whoever runs things in it, and a run is not
 /// that: with a layer in its hands it would write to that of another workspace.
 #[test]
-fn a_holder_gives_nothing_to_what_is_in_a_sandbox() {
+fn a_layer_server_refuses_processes_of_sandboxes() {
     each_user(|world| {
         furnish(world);
         passes(world, "echo 1 > ~/.npm/own");

@@ -66,7 +66,7 @@ fn leave_behind(world: &World, id: &str, mark: &str) {
 }
 
 #[test]
-fn what_a_command_leaves_goes_on_until_the_sandbox_ends() {
+fn background_processes_continue_until_the_sandbox_ends() {
     each_user(|world| {
         let (id, mark) = (create(world, &[]), mark(1));
         leave_behind(world, &id, &mark);
@@ -98,7 +98,7 @@ fn a_killed_client_takes_its_command_with_it_and_nothing_else() {
 }
 
 #[test]
-fn a_killed_keeper_takes_all_with_it_and_the_next_command_says_so() {
+fn a_killed_supervisor_ends_all_processes_and_the_next_command_reports_it() {
     each_user(|world| {
         let (id, mark) = (create(world, &[]), mark(4));
         exec(world, &id, "echo kept > file");
@@ -133,7 +133,7 @@ fn destroying_ends_the_commands_that_run() {
 }
 
 #[test]
-fn one_whose_time_is_over_ends_though_nobody_looks() {
+fn an_expired_sandbox_ends_without_a_client() {
     each_user(|world| {
         for limit in ["--ttl", "--idle-timeout"] {
             let (id, mark) = (create(world, &[limit, "2s"]), mark(6));
@@ -146,7 +146,7 @@ fn one_whose_time_is_over_ends_though_nobody_looks() {
 }
 
 #[test]
-fn what_is_refused_between_commands_is_on_record() {
+fn refusals_between_commands_are_recorded() {
     each_user(|world| {
         let id = create(world, &[]);
         let late =
@@ -207,7 +207,7 @@ fn one_is_paused_by_one_command_and_let_go_on_by_another() {
 }
 
 #[test]
-fn what_is_run_is_followed_until_the_sandbox_is_over() {
+fn commands_are_followed_until_the_sandbox_ends() {
     each_user(|world| {
         let id = create(world, &[]);
         exec(world, &id, "echo before");
@@ -228,7 +228,7 @@ fn what_is_run_is_followed_until_the_sandbox_is_over() {
 }
 
 #[test]
-fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
+fn command_and_usage_are_shown_without_acting_on_the_terminal() {
     each_user(|world| {
         let id = create(world, &[]);
         let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "printf '\u{1b}[2J' >&2; exit 7"]);
@@ -282,7 +282,7 @@ fn served(world: &World) -> (RunningProgram, String) {
 }
 
 #[test]
-fn what_a_command_changed_in_a_clone_is_brought_back() {
+fn changes_by_a_command_in_a_clone_are_brought_back() {
     each_user(|world| {
         let (server, url) = served(world);
         let to = world.workspace().join("changes.diff");
@@ -301,7 +301,7 @@ fn what_a_command_changed_in_a_clone_is_brought_back() {
 }
 
 #[test]
-fn a_snapshot_is_what_another_begins_with() {
+fn another_sandbox_can_start_from_a_snapshot() {
     each_user(|world| {
         let id = create(world, &[]);
         exec(world, &id, "echo first > file; mkdir d; ln -s ../file d/link; echo state > ~/state; chmod 700 file");

@@ -226,7 +226,7 @@ fn kill_9_of_the_program_or_its_helper_leaves_nothing() {
 }
 
 #[test]
-fn a_program_with_threads_is_told_so() {
+fn a_program_with_threads_gets_an_error() {
     each_user(|world| {
         let output = world.run(&world.bare(&[program(world).to_str().unwrap(), "threads"]));
         assert_eq!(output.ended, stockade_testkit::ProgramEnd::Code(1), "{}", output.combined_text());

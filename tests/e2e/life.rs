@@ -70,7 +70,7 @@ pub fn mounts() -> Vec<String> {
 }
 
 #[test]
-fn kill_9_of_the_front_at_any_moment() {
+fn kill_9_of_the_worker_at_any_moment() {
     const ROUNDS: u64 = 60;
     one_user(|world| {
         for level in ["full", "restricted"] {

@@ -206,7 +206,7 @@ fn little_more_is_on_the_disk_than_the_limit() {
 
 /// A file with a hole takes nothing, but may not be larger than the limit all the same.
 #[test]
-fn a_file_that_may_not_become_as_large_is_told() {
+fn a_file_over_its_size_limit_is_reported() {
     const MAKES: &str = "\
 with open('hole', 'wb') as file:
     file.truncate(4 << 20)
@@ -278,7 +278,7 @@ fn nothing_survives_a_limit() {
 }
 
 #[test]
-fn a_limit_is_lowered_by_whoever_asks_and_raised_by_a_grant() {
+fn a_limit_is_lowered_by_any_caller_and_raised_by_a_grant() {
     each_user(|world| {
         let held = |options: &[&str]| {
             let outcome = world.outcome(options, &["sh", "-c", "ulimit -n"]);
@@ -326,7 +326,7 @@ fn groups_of(supervisor_pid: u32) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_group_goes_with_its_run_and_after_a_crash_with_the_next() {
+fn a_group_is_removed_with_its_run_or_after_a_crash_by_the_next() {
     if !TestUser::available_users().contains(&TestUser::Root) {
         return;
     }

@@ -158,7 +158,7 @@ fn a_mistake_of_the_command_line_is_answered_by_its_own_command() {
 }
 
 #[test]
-fn a_remembered_answer_is_told_as_one() {
+fn a_remembered_answer_is_reported_as_one() {
     each_user(|world| {
         for (key, first, then) in
             [("N", "refused: create ", "(you answered never on "), ("a", "(always)", "(remembered: always)")]

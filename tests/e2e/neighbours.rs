@@ -152,7 +152,7 @@ fn sockets_of_others_keep_their_names() {
 /// The path of a bind changes while the call is on its way, between a directory of the run's
 /// own and a protected name.
 #[test]
-fn no_bind_is_led_from_private_temp_to_a_protected_name() {
+fn no_bind_is_redirected_from_private_temp_to_a_protected_name() {
     const BINDING: &str = "import ctypes, os, socket, sys, threading, time\n\
         end = time.time() + 2\n\
         workspace = os.getcwd(); os.chdir(sys.argv[1]); os.symlink(workspace, 't')\n\
@@ -189,7 +189,7 @@ fn no_bind_is_led_from_private_temp_to_a_protected_name() {
 /// While one run puts a file in a guarded place, which it was granted, another gives a second
 /// name to what stands there for a moment, and writes by it.
 #[test]
-fn no_other_run_has_a_name_of_what_takes_a_guarded_place() {
+fn no_other_run_has_a_name_of_an_object_that_gets_a_guarded_path() {
     const PUTTING: &str = "import os, time\n\
         end, done = time.time() + 4, 0\n\
         while time.time() < end:\n\

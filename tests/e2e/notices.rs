@@ -38,7 +38,7 @@ fn find_notice_reason(read_notices: impl Fn() -> Vec<Value>, id: &str, what: &st
 }
 
 #[test]
-fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
+fn a_program_receives_ends_limits_and_losses() {
     each_user(|world| {
         let (section, read_notices) = keeping(world);
         configure(world, &section);

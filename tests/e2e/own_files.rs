@@ -155,7 +155,7 @@ fn a_configuration_that_is_not_the_persons_alone_is_refused() {
 }
 
 #[test]
-fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
+fn a_truncated_log_differs_from_one_with_a_killed_writer() {
     each_user(|world| {
         let verify = || stockade(world, &["audit", "verify"]);
         assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));

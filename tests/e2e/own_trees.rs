@@ -27,7 +27,7 @@ fn denials(outcome: &Value) -> Vec<(String, String, Option<String>)> {
 }
 
 #[test]
-fn what_the_host_has_there_is_said_to_be_unseen_and_can_be_granted() {
+fn hidden_host_files_are_reported_and_can_be_granted() {
     each_user(|world| {
         let made = in_temporary(world);
         let note = made.path().join("note").display().to_string();
@@ -48,7 +48,7 @@ fn what_the_host_has_there_is_said_to_be_unseen_and_can_be_granted() {
 }
 
 #[test]
-fn what_a_run_leaves_there_is_said_to_be_gone() {
+fn temporary_files_of_a_run_are_reported_as_removed() {
     each_user(|world| {
         let made = in_temporary(world);
         let (new, note) =
@@ -72,7 +72,7 @@ fn what_a_run_leaves_there_is_said_to_be_gone() {
 }
 
 #[test]
-fn beside_a_workspace_there_nothing_lasts() {
+fn beside_a_workspace_nothing_persists() {
     each_user(|world| {
         let made = in_temporary(world);
         let workspace = made.path().join("project");

@@ -84,7 +84,7 @@ fn slowly(step: &str) -> String {
 }
 
 #[test]
-fn a_yes_raises_a_limit_where_it_stands() {
+fn an_approval_raises_a_limit_of_the_running_command() {
     one_user(|world| {
         for level in LEVELS {
             let cases = [
@@ -146,7 +146,7 @@ fn a_no_ends_it_as_without_a_question() {
 
 /// Who ends the run while a question stands ends what stands still, too.
 #[test]
-fn what_stands_still_ends_with_its_front() {
+fn frozen_processes_end_with_their_supervisor() {
     each_user(|world| {
         for (number, level) in LEVELS.into_iter().enumerate() {
             for keys in [Some("q"), Some("\x03"), None] {
@@ -166,7 +166,7 @@ fn what_stands_still_ends_with_its_front() {
 
 /// A caller's own time is the end: nobody is asked for more of it.
 #[test]
-fn what_a_caller_gave_is_not_asked_about() {
+fn powers_given_by_the_caller_are_not_asked_about() {
     each_user(|world| {
         let workspace = world.workspace().display().to_string();
         let argv = [&binary(), "run", "--workspace", &workspace, "--timeout", "1s", "--", "sleep", "60"];
@@ -179,7 +179,7 @@ fn what_a_caller_gave_is_not_asked_about() {
 /// Forks that fail are tried again by the program; where the kernel counts them for
 /// the run they succeed after a yes.
 #[test]
-fn more_processes_are_had_where_a_group_counts_them() {
+fn more_processes_are_possible_if_a_group_counts_them() {
     const FORKS: &str = "\
 import os, time
 for number in range(8):

@@ -95,7 +95,7 @@ fn a_person_is_asked_before_it_runs() {
 }
 
 #[test]
-fn a_rule_gives_what_is_requested() {
+fn a_rule_grants_the_requested_powers() {
     each_user(|world| {
         let (power, file) = target(world);
         world.dir("home/.config");

@@ -122,7 +122,7 @@ fn all_text(dir: &Path) -> String {
 }
 
 #[test]
-fn an_opinion_stands_beside_the_question() {
+fn an_opinion_is_shown_beside_the_question() {
     each_user(|world| {
         for (api, header) in [("openai", "authorization: Bearer "), ("anthropic", "x-api-key: ")] {
             let world = &World::new(world.account.user);

@@ -202,7 +202,7 @@ fn no_commit_completes_a_repository_beside_a_run() {
 
 /// A commit of one name leaves nothing staged that the workspace can change.
 #[test]
-fn what_stays_staged_is_nobodys_to_change() {
+fn staged_content_cannot_be_changed() {
     each_user(|world| {
         for level in LEVELS {
             world.passes(&["--level", level, "--stage"], &["sh", "-c", "echo good >a; ln a b"]);

@@ -53,7 +53,7 @@ pub fn sandbox_dir(world: &World, id: &str) -> PathBuf {
 }
 
 #[test]
-fn what_one_keeps_is_there_for_its_next_command_and_for_nobody_else() {
+fn kept_files_are_there_for_the_next_command_and_no_other_sandbox() {
     each_user(|world| {
         world.file("home/secret", "of the host");
         let (one, other) = (create(world, &["--label", "task=one"]), create(world, &[]));
@@ -170,7 +170,7 @@ fn a_run_of_its_own_leaves_nothing() {
 }
 
 #[test]
-fn what_is_killed_half_way_is_removed_by_the_next() {
+fn the_result_of_a_killed_creation_is_removed_by_the_next() {
     each_user(|world| {
         let mark = format!("7{}.7", std::process::id());
         let script = format!("echo ready; exec sleep {mark}");
@@ -201,7 +201,7 @@ fn what_is_killed_half_way_is_removed_by_the_next() {
 }
 
 #[test]
-fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
+fn a_root_tree_is_its_system_and_unsuitable_ones_are_refused_with_a_reason() {
     each_user(|world| {
         let tree = world.dir("out/tree");
         let make = "set -e; mkdir -p usr/bin etc; ln -s usr/bin bin; echo mine > etc/os-release; cp /bin/bash usr/bin/; \
@@ -230,7 +230,7 @@ fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
 
 /// What a run is refused as its workspace, a sandbox is refused as well.
 #[test]
-fn what_holds_the_persons_own_is_not_bound() {
+fn directories_with_the_users_own_files_are_not_bound() {
     each_user(|world| {
         let home = world.home().display().to_string();
         world.dir("home/.ssh");
@@ -325,7 +325,7 @@ fn a_bound_directory_is_held_to_the_rules_at_each_command() {
 /// What is hidden is so under its name inside as well, in a directory that is bound and in
 /// the copy of one.
 #[test]
-fn what_is_hidden_stays_hidden_in_a_workspace() {
+fn hidden_files_stay_hidden_in_a_workspace() {
     each_user(|world| {
         let project = world.dir("home/project");
         world.file("home/project/secret", "credential\n");

@@ -79,7 +79,7 @@ const SIZES: &str = "import os, signal, sys, tty\n\
     sys.exit(6)";
 
 #[test]
-fn the_size_is_that_of_whoever_sat_down_or_changed_it_last() {
+fn the_size_is_that_of_the_latest_client() {
     each_user(|world| {
         let id = detach(world, &[], &["python3", "-c", SIZES]);
         prints(world, &id, "ready");
@@ -107,7 +107,7 @@ fn the_size_is_that_of_whoever_sat_down_or_changed_it_last() {
 }
 
 #[test]
-fn all_who_sit_there_see_and_type_the_same() {
+fn all_terminal_clients_see_and_type_the_same() {
     each_user(|world| {
         let id = detach(world, &[], &["sh", "-c", "while read -r line; do echo \"got $line.\"; done; exit 3"]);
         let (mut one, mut two) = (attach(world, &[], &id), attach(world, &[], &id));
@@ -218,7 +218,7 @@ fn the_terminal_is_given_back_whatever_ends_it() {
 /// Who types at a terminal decides alone; what is written by others is judged, and
 /// only where it reaches the shell as it was.
 #[test]
-fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
+fn text_from_others_to_a_shell_at_a_terminal_is_assessed() {
     each_user(|world| {
         world.dir("home/.config");
         let directory = world.dir("home/.config/stockade");
@@ -297,7 +297,7 @@ fn a_question_has_the_persons_terminal_meanwhile() {
 
 /// Nobody need ever look: it is drained, kept at both ends, and its summary is told.
 #[test]
-fn it_needs_nobody() {
+fn it_needs_no_approver() {
     each_user(|world| {
         let script = "echo first; seq 1 300000; printf last; test -t 0 && test -t 2 && exit 9";
         let id = detach(world, &["--interactive"], &["sh", "-c", script]);

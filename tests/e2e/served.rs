@@ -309,7 +309,7 @@ while not os.path.exists('enough') and time.time() < until: time.sleep(0.02)
 
 /// A later server of the host that shares its port would share its connections with the run.
 #[test]
-fn a_server_of_the_run_shares_its_port_with_nobody() {
+fn a_server_of_the_run_shares_its_port_with_no_other() {
     // The kernel lets servers of one user share, so only a run as the harness's own tells.
     for is_sandboxed in [true, false] {
         let world = World::new(TestUser::available_users()[0]);

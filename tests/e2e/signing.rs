@@ -190,7 +190,7 @@ fn a_key_for_git_signs_nothing_else_and_no_other_key_signs() {
 }
 
 #[test]
-fn the_persons_agent_is_changed_by_nobody_and_reached_by_no_grant() {
+fn the_users_agent_is_never_changed_and_reached_by_no_grant() {
     each_user(|world| {
         let person = Person::new(world, &["id"]);
         let grant = format!("sign {} for git", person.fingerprint("id"));
@@ -389,7 +389,7 @@ fn a_key_to_one_server_authenticates_to_no_other() {
 }
 
 #[test]
-fn what_cannot_be_given_is_said_before_anything_runs() {
+fn an_impossible_power_is_reported_before_the_start() {
     each_user(|world| {
         let person = Person::new(world, &["id", "other"]);
         let grant = format!("sign {} to nowhere.example", person.fingerprint("id"));

@@ -67,7 +67,7 @@ fn a_program_that_is_asked_about_is_one_in_the_stage_too() {
 }
 
 #[test]
-fn a_place_that_keeps_no_attributes_is_refused_for_stages() {
+fn a_filesystem_without_attributes_is_refused_for_stages() {
     each_user(|world| {
         let state = world.dir("home/state").display().to_string();
         let show = format!("mount -t ramfs none {state} && chmod 700 {state} && exec \"$@\"");

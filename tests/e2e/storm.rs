@@ -110,7 +110,7 @@ fn sum(text: &str, word: &str) -> u64 {
 }
 
 #[test]
-fn ten_thousand_open_connections_hurt_nobody_and_every_attempt_is_answered() {
+fn ten_thousand_open_connections_do_no_harm_and_every_attempt_is_answered() {
     each_user(|world| {
         let (port, connections) = server();
         let neighbour = World::new(world.account.user);

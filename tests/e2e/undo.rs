@@ -157,7 +157,7 @@ fn undo_puts_back_whatever_a_run_did() {
 }
 
 #[test]
-fn undo_puts_back_what_was_written_by_mapping_and_other_calls() {
+fn undo_restores_content_written_by_mapping_and_other_calls() {
     let script = r"
 import ctypes, mmap, os
 with open('src/a.rs', 'r+b') as file:
@@ -246,7 +246,7 @@ fn undo_puts_back_more_files_than_a_shell_may_have_open() {
 }
 
 #[test]
-fn what_was_changed_after_the_run_is_never_undone() {
+fn changes_after_the_run_are_never_undone() {
     each_user(|world| {
         furnish(world);
         let ws = world.workspace();
@@ -287,7 +287,7 @@ fn undo_of_some_paths_leaves_the_others() {
 }
 
 #[test]
-fn what_does_not_fit_in_the_budget_is_refused() {
+fn requests_over_the_budget_are_refused() {
     each_user(|world| {
         world.dir("home/.config");
         world.dir("home/.config/stockade");
@@ -356,7 +356,7 @@ fn appears(path: &Path) {
 }
 
 #[test]
-fn undo_that_was_killed_goes_on() {
+fn a_killed_undo_continues() {
     each_user(|world| {
         for file in 0..1000 {
             world.dir("ws/tree");
@@ -383,7 +383,7 @@ fn undo_that_was_killed_goes_on() {
 }
 
 #[test]
-fn a_run_without_undo_keeps_nothing_and_no_run_sees_what_is_kept() {
+fn a_run_without_undo_keeps_nothing_and_no_run_sees_kept_content() {
     each_user(|world| {
         furnish(world);
         world.passes(&[], &["sh", "-c", "echo x > README"]);
@@ -406,7 +406,7 @@ fn a_run_without_undo_keeps_nothing_and_no_run_sees_what_is_kept() {
 }
 
 #[test]
-fn undo_takes_back_what_git_did() {
+fn undo_reverts_changes_by_git() {
     each_user(|world| {
         furnish(world);
         let set = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; ";
@@ -602,7 +602,7 @@ fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
 }
 
 #[test]
-fn undo_opens_what_a_run_closed() {
+fn undo_opens_directories_that_a_run_closed() {
     each_user(|world| {
         furnish(world);
         let before = tree(&world.workspace());
@@ -655,7 +655,7 @@ fn undo_leads_to_nothing_that_another_run_made_meanwhile() {
 
 /// Git would fetch from where such a link leads, which may be hidden from runs.
 #[test]
-fn undo_puts_no_link_at_the_place_of_a_remote() {
+fn undo_puts_no_link_at_the_path_of_a_remote() {
     each_user(|world| {
         let ws = world.workspace();
         world.run(&world.bare(&["git", "init", "-q", &ws.display().to_string()]));
@@ -680,7 +680,7 @@ fn undo_puts_no_link_at_the_place_of_a_remote() {
 
 /// A run may hold a file open that had a guarded name before.
 #[test]
-fn undo_puts_a_new_file_in_a_guarded_place() {
+fn undo_puts_a_new_file_at_a_guarded_path() {
     each_user(|world| {
         let ws = world.workspace();
         for level in LEVELS {

@@ -11,7 +11,7 @@ use crate::launch;
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, Root};
 use crate::row::{Control, Launch, ROW, Row, Seen};
-use crate::rows_fs::settings_that_say_something;
+use crate::rows_fs::settings_with_a_value;
 use crate::rows_proc::{SIGNALS, no_keystrokes};
 use crate::special;
 
@@ -238,7 +238,7 @@ pub const ROWS: &[Row] = &[
             let says = |name: &&str| !text(name).is_empty() && text(name) != text("README.md");
             let settings_text =
                 [".npmrc", "rust-toolchain"].into_iter().filter(says).map(|name| format!("{name}: {}", text(name)));
-            worked(s).into_iter().chain(written).chain(settings_that_say_something(s)).chain(settings_text).collect()
+            worked(s).into_iter().chain(written).chain(settings_with_a_value(s)).chain(settings_text).collect()
         },
         may_change: &["ws/sub/deep/.git", "ws/.gitmodules", "ws/.vscode", "ws/.npmrc", "ws/rust-toolchain"],
         control: Same(Ordinary, "ws/.codex created"),

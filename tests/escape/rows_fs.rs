@@ -113,7 +113,7 @@ pub const ROWS: &[Row] = &[
     // Settings that say nothing are written.
     Row {
         id: "esc-0033",
-        check_result: settings_that_say_something,
+        check_result: settings_with_a_value,
         may_change: &["ws/.vscode"],
         control: Same(Ordinary, "ws/.mcp.json"),
         ..ROW
@@ -306,7 +306,7 @@ pub const ROWS: &[Row] = &[
 ];
 
 /// Settings of an editor that are not empty.
-pub fn settings_that_say_something(seen: &Seen<'_>) -> Vec<String> {
+pub fn settings_with_a_value(seen: &Seen<'_>) -> Vec<String> {
     let files = fs::read_dir(seen.lab.path("ws/.vscode")).into_iter().flatten().flatten();
     let file_texts = files.map(|file| (file.path(), fs::read_to_string(file.path()).unwrap_or_default()));
     file_texts

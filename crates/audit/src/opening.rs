@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn another_line_in_the_place_of_a_lost_one_is_found() {
+    fn a_line_that_replaces_a_lost_one_is_found() {
         let root = tempfile::tempdir().unwrap();
         let [dir, other] = ["audit", "other"].map(|name| root.path().join(name));
         of_earlier_boot(&dir);

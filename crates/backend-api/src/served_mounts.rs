@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_to_what_is_served_is_known_by_its_names() {
+    fn a_path_to_served_files_is_recognized_by_its_names() {
         let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
         let Ok(root) = directory.path().canonicalize() else { panic!("no path") };
         let link = |to: &str, name: &str| assert!(std::os::unix::fs::symlink(to, root.join(name)).is_ok());

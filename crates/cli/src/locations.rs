@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_directory_in_what_others_may_write_is_refused() {
+    fn a_state_directory_below_a_shared_writable_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let around = dir.path().join("shared");
         fs::create_dir(&around).unwrap();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn state_lies_where_the_variables_say() {
+    fn the_variables_name_the_state_directory() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().canonicalize().unwrap();
         let with = |state: &str| {
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_the_system_is_no_workspace() {
+    fn a_system_directory_is_no_workspace() {
         for system in ["/", "/usr", "/usr/local", "/usr/local/bin", "/etc/cron.d", "/var", "/var/lib", "/boot"] {
             assert!(refuse_system(Path::new(system), "it").is_err(), "{system}");
         }

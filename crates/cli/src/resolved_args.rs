@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grant_is_refused() {
+    fn malformed_grants_are_refused() {
         for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect"] {
             assert!(parse_grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
         }

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_is_not_shown_again() {
+    fn terminal_queries_are_not_replayed() {
         check("a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7", "a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7");
         check("a\x1b[c\x1b[>c\x1b[6n\x1b[?6n\x1b[18t\x1b[?2026$p\x1b[>q\x1b[?u\x1bZ\x05b", "ab");
         check("\x1b]11;?\x07a\x1b]0;title\x1b\\b\x1bP+q544e\x1b\\c\x1b_x\x1b\\d", "abcd");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_more_than_show_itself_is_left_out() {
+    fn harmful_control_sequences_are_left_out() {
         let mut harmless = TextOutputFilter::default();
         let shown = "a\x1b[1;31mred\x1b[m\x1b]0;title\x07\x1b[2J\x1b[?1049h\x1b[>4mb\u{e4}\x07\x08\x0e\tc\r\n\x1bP1$q\x1b\\d\u{9b}2Je\u{a9}";
         let remaining: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.filter_bytes(piece)).collect();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_is_undone() {
+    fn changes_are_undone() {
         undone("hello\x1b[31m", "\x1b[m");
         undone("\x1b[?1049h\x1b[?1h\x1b=\x1b[?25l", "\x1b[?1l\x1b[?25h\x1b[?1049l\x1b>\x1b[m");
         undone("\x1b[?1049;2004h\x1b[?25l\x1b[?1049;2004l\x1b[?25h", "\x1b[m");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cleared_is_put_back() {
+    fn cleared_content_is_put_back() {
         put_back("hello, w\u{f6}rld\x1b[31m", "", "");
         put_back("\x1b[?1049h\x1b=\x1b[?25l", "\x1b[?25h\x1b[?1049l\x1b>\x1b[m", "\x1b[?25l\x1b[?1049h\x1b=");
         put_back("\x1b(0\x1b)A\x0eqqq", "", "\x1b(0\x1b)A\x0e");

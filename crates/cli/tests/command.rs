@@ -96,7 +96,7 @@ impl Output {
 }
 
 #[test]
-fn what_cannot_be_understood_is_125_because_nothing_ran() {
+fn unusable_arguments_exit_with_125_because_nothing_ran() {
     let world = World::new();
     world.stockade(&["run", "ls"]).failed("unexpected argument");
     world.stockade(&["run", "--", ""]).is(125);
@@ -211,7 +211,7 @@ fn an_answer_can_be_seen_and_taken_back() {
 }
 
 #[test]
-fn exit_codes_are_the_commands_own_or_say_what_happened() {
+fn exit_codes_are_the_commands_own_or_name_the_failure() {
     let world = World::new();
     world.stockade(&["run", "--", "true"]).is(0);
     world.stockade(&["run", "-c", "exit 3"]).is(3);
@@ -225,7 +225,7 @@ fn exit_codes_are_the_commands_own_or_say_what_happened() {
 }
 
 #[test]
-fn streams_are_the_commands_and_remarks_stand_beside() {
+fn streams_are_the_commands_and_remarks_are_separate() {
     let world = World::new();
     let quiet = world.stockade(&["run", "-c", "echo out; echo err >&2"]);
     quiet.is(0);
@@ -241,7 +241,7 @@ fn streams_are_the_commands_and_remarks_stand_beside() {
 }
 
 #[test]
-fn the_hint_is_what_it_takes() {
+fn the_hint_suffices() {
     let world = World::new();
     let script = "echo x >> ~/outside";
     let denied = world.stockade(&["run", "-c", script]);

@@ -101,7 +101,7 @@ fn world() -> World {
 }
 
 #[test]
-fn the_log_holds_what_is_about_the_network() {
+fn the_log_contains_the_network_events() {
     let world = world();
     let shown = world.shown(&["log"]);
     let lines: Vec<&str> = shown.lines().collect();
@@ -131,7 +131,7 @@ fn top_counts_by_host() {
 }
 
 #[test]
-fn no_record_is_said() {
+fn a_missing_record_is_reported() {
     let output = World::new().net(&["top"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(String::from_utf8(output.stderr).unwrap().contains("audit"));
@@ -147,7 +147,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn following_shows_what_is_appended() {
+fn following_shows_appended_lines() {
     let world = world();
     let mut child = Ended(world.net(&["log", "--follow"]).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);

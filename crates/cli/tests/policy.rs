@@ -129,7 +129,7 @@ impl World {
 const RULES: &str = "# mine\napproval_mode = \"untrusted\"\n\n[[rules]] # releases\nname = \"no-push\"\nprefix = [\"git\", \"push\"]\neffect = \"deny\"\njustification = \"made by people\"\n";
 
 #[test]
-fn check_says_what_is_in_force_and_what_is_wrong() {
+fn check_reports_settings_in_force_and_mistakes() {
     let bare = World::new("").policy(&["check"]);
     assert_eq!(bare.code, 0);
     assert!(bare.err.starts_with("no policy is configured: the built-in policy applies"), "{}", bare.err);
@@ -262,7 +262,7 @@ fn layout() {
 }
 
 #[test]
-fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
+fn an_import_reports_unsupported_entries_and_writes_no_other_file() {
     let world = World::new("");
     world.write(
         "ws/settings.json",
@@ -292,7 +292,7 @@ fn an_import_says_what_it_could_not_carry_and_writes_no_other_file() {
 
 /// What allowed and is missing here is told apart from what refused and is lost.
 #[test]
-fn an_import_tells_lost_denials_from_what_is_not_allowed() {
+fn an_import_distinguishes_lost_denials_from_lost_permissions() {
     let world = World::new("");
     let import = |permissions: &str| {
         world.write("ws/s.json", &format!("{{ \"permissions\": {{ {permissions} }} }}"));
@@ -338,7 +338,7 @@ fn an_import_writes_nothing_where_anything_is_wrong() {
 
 /// The hint fits what kept the file from being written.
 #[test]
-fn an_import_says_why_its_output_cannot_be_written() {
+fn an_import_reports_why_its_output_cannot_be_written() {
     let world = World::new("");
     world.write("ws/s.json", "{ \"permissions\": { \"deny\": [\"Bash(rm *)\"] } }");
     world.write("ws/there.toml", "");
@@ -403,7 +403,7 @@ fn a_replay_shows_which_decisions_change() {
 }
 
 #[test]
-fn a_suggestion_is_exact_and_shows_what_a_directory_would_allow() {
+fn a_suggestion_is_exact_and_shows_the_reach_of_a_directory() {
     let world = World::new("");
     let out = world.at("out");
     fs::create_dir_all(out.join("deep")).unwrap();

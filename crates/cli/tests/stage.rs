@@ -74,7 +74,7 @@ impl World {
 }
 
 #[test]
-fn what_is_staged_waits_until_it_is_committed() {
+fn staged_changes_wait_for_a_commit() {
     let world = World::new();
     let id = world.staged("echo two >>a; rm -r d; echo n >n; cat a", 0);
     assert_eq!(world.read("a"), "one\n");
@@ -114,7 +114,7 @@ fn a_failed_command_commits_nothing() {
 }
 
 #[test]
-fn nothing_to_do_is_said_with_an_exit_code() {
+fn nothing_to_do_has_its_own_exit_code() {
     let world = World::new();
     assert_eq!(world.stockade(&["stage", "list"], 0).stderr, "nothing is staged\n");
     assert!(!world.home().join(".local/state/stockade/stages").exists(), "looking makes nothing");

@@ -55,7 +55,7 @@ impl World {
 const SCRIPT: &str = "cat own ../lib/a ../lib/b ../lib/c ../.gitconfig; ls .. >/dev/null; cat ../gone; true";
 
 #[test]
-fn a_profile_from_a_traced_run_reads_what_that_run_read_and_no_more() {
+fn a_profile_from_a_traced_run_permits_exactly_its_reads() {
     for level in ["full", "restricted"] {
         let world = World::new();
         let report = world.home().join("outcome.json");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_before_it_is_waited_for() {
+    fn a_malformed_frame_is_refused_before_its_body() {
         let huge = u32::MAX.to_le_bytes();
         let long = |kind: u8| [&[kind][..], &huge].concat();
         let short = |kind: u8, body: &[u8]| encode_parts(kind, &[body]);

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_judges_whatever_the_inside_claims() {
+    fn the_host_decides_whatever_the_inside_claims() {
         let (port, client_texts) = server();
         let host = host(&[format!("connect good.test:{port}")]);
         // Forged: the container has no permission for these.
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_agreed_to_meanwhile_counts_and_names_are_asked_for_by_leave_alone() {
+    fn later_grants_count_and_names_need_permission() {
         let (port, _client_texts) = server();
         let host = host(&[]);
         let target = format!("late.test:{port}");

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_lie_beside_what_is_the_sandboxs() {
+    fn volumes_are_separate_from_the_sandboxes_files() {
         let image: ImageDigest = format!("sha256:{}", "0".repeat(64)).parse().unwrap();
         for (volume, path) in [("/data", "/data"), ("data/./x/", "/data/x"), ("/tmp", "/tmp")] {
             assert_eq!(volume_path(&image, volume).unwrap(), path);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_is_counted() {
+    fn received_bytes_are_counted() {
         let mut layers = LayerProgressTable::default();
         let mut take = |id: &str, status: &str, progress| {
             let pulled = layers.record_step(&step(id, status, progress));

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_is_told_once_and_what_is_not_held_is_no_whole() {
+    fn every_limit_is_reported_once_and_a_missing_one_makes_it_partial() {
         for has_isolation in [true, false] {
             let report = layer_report(&every(), has_isolation);
             assert_eq!(report.state, LayerState::Partial);
@@ -173,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_can_hold_is_refused_by_its_name() {
+    fn limits_that_no_container_enforces_are_refused_by_name() {
         assert!(demand_held(&every()).unwrap_err().what.contains("io"));
         assert_eq!(demand_held(&Limits { io_bytes_per_s: None, ..every() }), Ok(()));
     }
 
     #[test]
-    fn without_walls_what_somebody_wished_for_is_refused_unless_it_is_held() {
+    fn without_namespaces_a_requested_limit_is_refused_unless_enforced() {
         let wished = Limits { inodes: Some(5), ..Limits::default() };
         assert!(require_limits_without_isolation(&wished).unwrap_err().what.contains("inodes"));
         let usual = Limits { disk_bytes: Some(5), memory_bytes: Some(5), ..Limits::default() };
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_walls_a_command_has_the_limits_of_its_sandbox_and_a_clock() {
+    fn without_namespaces_a_command_has_the_limits_of_its_sandbox_and_a_clock() {
         let all = Limits { memory_bytes: Some(100), ..Limits::default() };
         assert_eq!(demand_no_lower(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
         assert_eq!(demand_no_lower(&all, &Limits { memory_bytes: Some(101), ..all.clone() }), Ok(()));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_held_to_what_the_container_does_not_hold_for_all() {
+    fn a_command_has_the_limits_that_the_container_cannot_enforce_for_all() {
         let all = Limits { memory_bytes: Some(100), disk_bytes: Some(10), ..Limits::default() };
         let same = command_limits(&all, &Limits { memory_bytes: Some(100), disk_bytes: Some(20), ..Limits::default() });
         assert_eq!(same, Limits { disk_bytes: Some(10), ..Limits::default() });

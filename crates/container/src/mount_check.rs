@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_has_to_be_the_very_object() {
+    fn a_mounted_object_must_be_the_specified_one() {
         let mut other = found(USUAL);
         other.objects[0].inode = 9;
         assert!(expected().require_match(&other, true).unwrap_err().what.contains("/workspace"));

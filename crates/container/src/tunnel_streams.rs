@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_more_than_may_be_is_broken_off_and_small_pieces_count() {
+    fn a_peer_that_exceeds_its_window_is_disconnected_and_small_pieces_count() {
         for size in [1, MAX_DATA_BYTES] {
             let a = side();
             // The other end does not read; the kernel accepts a limited amount.

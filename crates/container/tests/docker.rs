@@ -21,7 +21,7 @@ fn grant(text: &str) -> Grant {
 }
 
 #[test]
-fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
+fn a_command_runs_in_the_namespaces_and_its_files_are_the_hosts() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     fs::write(place.plan.workspace.join("given"), "from outside\n").unwrap();
@@ -54,7 +54,7 @@ fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
 }
 
 #[test]
-fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
+fn refusals_are_reported_and_held_calls_can_be_granted() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     // The control: the same is possible beside.
@@ -304,7 +304,7 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_and_leaves_nothing() {
+fn unavailable_features_are_refused_and_leave_nothing() {
     let Some(engine) = Engine::docker() else { return };
     let unsupported: [(&str, Change); 4] = [
         ("the host's system", |plan| plan.system = None),

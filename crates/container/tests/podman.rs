@@ -12,7 +12,7 @@ use stockade_model::{DeniedOperation, LayerState};
 use support::{Engine, PROCESS_LIMIT, Place, begun, inside};
 
 #[test]
-fn a_command_runs_within_the_walls_and_all_of_it_goes() {
+fn a_command_runs_in_the_namespaces_and_all_its_processes_end() {
     let Some(engine) = Engine::podman() else { return };
     let place = Place::new(&engine);
     let mut plan = inside("id -u; echo made > made; echo evil > .bashrc; ls /sys/class/net; exit 3");

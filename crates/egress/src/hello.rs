@@ -214,7 +214,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn none_and_encrypted_are_told() {
+    fn missing_and_encrypted_keys_are_reported() {
         assert_eq!(
             parse_first_bytes(&split_into_records(&build_hello_body(&[]), 999)),
             FirstBytesKind::Hello(ClientHello::default())
@@ -234,7 +234,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_tls_and_what_is_not_right() {
+    fn non_tls_and_malformed_tls() {
         for other in [&b"GET / HTTP/1.1"[..], b"SSH-2.0", &[22, 2], &[0x80, 0x2e, 1]] {
             assert_eq!(parse_first_bytes(other), FirstBytesKind::Other);
         }

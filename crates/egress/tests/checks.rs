@@ -74,7 +74,7 @@ fn requests_for_the_name_pass_and_others_do_not() {
 }
 
 #[test]
-fn smuggled_requests_reach_nobody() {
+fn smuggled_requests_reach_no_server() {
     let world = world();
     let origin = Origin::new(OK);
     let long = format!("GET / HTTP/1.1\r\nHost: a.test\r\nX: {}\r\n\r\n", "x".repeat(100_000));
@@ -314,7 +314,7 @@ fn requests_in_every_form_are_counted() {
 /// Fields that some servers take for those by which a message ends, and none of them
 /// reaches one, by name and by address.
 #[test]
-fn misspelt_fields_reach_nobody() {
+fn misspelt_fields_are_refused() {
     let limits = EgressLimits { requests_per_minute: Some(1000), ..EgressLimits::default() };
     let world = World::new(Options { names: vec![("a.test", "127.0.0.1")], limits, ..Options::default() });
     let origin = Origin::new(OK);
@@ -377,7 +377,7 @@ fn requests_to_an_address_are_counted_too() {
 }
 
 #[test]
-fn a_door_with_a_peer_that_never_reads_stays_open_for_others() {
+fn a_proxy_with_a_peer_that_never_reads_still_serves_others() {
     let world = world();
     let endless = serve(|mut stream| while stream.write_all(&[7; 65536]).is_ok() {});
     let stuck: Vec<TcpStream> = (0..50).map(|_| world.connect(&format!("a.test:{endless}")).unwrap()).collect();
@@ -389,7 +389,7 @@ fn a_door_with_a_peer_that_never_reads_stays_open_for_others() {
 }
 
 #[test]
-fn servers_that_do_not_answer_do_not_stop_the_door() {
+fn servers_that_do_not_answer_do_not_block_the_proxy() {
     let world = world();
     // Accepts and says nothing.
     let quiet = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -41,7 +41,7 @@ const AAAA: u16 = 28;
 const HTTPS: u16 = 65;
 
 #[test]
-fn every_name_has_an_address_and_nobody_outside_is_asked() {
+fn every_name_has_an_address_without_a_query_outside() {
     let world = World::new(Options::default());
     assert_eq!(ask(world.dns, "a.test", A), (0, 1, vec![198, 18, 0, 2]));
     assert_eq!(ask(world.dns, "b.test", A), (0, 1, vec![198, 18, 0, 3]));
@@ -67,7 +67,7 @@ fn answers_come_from_the_address_that_was_asked() {
 }
 
 #[test]
-fn of_names_that_may_be_reached_the_truth_is_told() {
+fn reachable_names_get_true_answers() {
     let names = vec![("v4.test", "192.0.2.1"), ("v6.test", "2001:db8::1")];
     let world = World::new(Options { names, allow: vec!["v4.test:1", "v6.test", "none.test"], ..Options::default() });
     assert_eq!(ask(world.dns, "v4.test", A).1, 1);
@@ -80,7 +80,7 @@ fn of_names_that_may_be_reached_the_truth_is_told() {
 }
 
 #[test]
-fn behind_a_proxy_only_what_is_reached_without_it_is_looked_up() {
+fn behind_a_proxy_only_directly_reached_hosts_are_resolved() {
     let names = vec![("here.test", "192.0.2.1")];
     let options = Options { names, allow: vec!["*"], ..Options::default() };
     let world = World::with(options, |setup| {

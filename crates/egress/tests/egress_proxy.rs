@@ -20,7 +20,7 @@ fn world() -> World {
 }
 
 #[test]
-fn bytes_go_both_ways_and_the_record_says_so() {
+fn bytes_flow_both_ways_and_are_recorded() {
     let world = world();
     let port = serve(echo);
     let mut stream = world.connect(&format!("echo.test:{port}")).unwrap();
@@ -57,7 +57,7 @@ fn the_listener_inside_is_kept() {
 }
 
 #[test]
-fn an_arrival_may_be_accepted_before_it_is_told_of() {
+fn a_connection_may_be_accepted_before_it_is_announced() {
     let world = world();
     let port = serve(echo);
     let announced = world.egress_proxy().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap();
@@ -69,7 +69,7 @@ fn an_arrival_may_be_accepted_before_it_is_told_of() {
 }
 
 #[test]
-fn a_connection_that_nobody_announced_is_broken_off() {
+fn an_unannounced_connection_is_reset() {
     let world = world();
     let port = serve(echo);
     let target = format!("echo.test:{port}");
@@ -111,7 +111,7 @@ fn failures_carry_the_errno_of_a_connect_of_ones_own() {
 }
 
 #[test]
-fn a_repeated_refusal_is_told_once_and_counted() {
+fn a_repeated_refusal_is_reported_once_and_counted() {
     let mut world = World::new(Options { names: vec![("p.test", "10.0.0.1")], ..Options::default() });
     for _ in 0..5 {
         world.connect("p.test:80").unwrap_err();
@@ -160,7 +160,7 @@ fn whose_patience_ends_is_connected_before_the_target_is_dialled() {
 }
 
 #[test]
-fn who_goes_away_leaves_nothing_behind() {
+fn a_leaving_client_leaves_nothing_behind() {
     let world = world();
     let (sender, accepted) = mpsc::channel();
     let port = serve(move |mut stream| {
@@ -181,7 +181,7 @@ fn who_goes_away_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_end_of_the_run_ends_connections_and_says_so() {
+fn the_end_of_the_run_ends_connections_and_reports_it() {
     let mut world = world();
     let port = serve(echo);
     let mut stream = world.connect(&format!("echo.test:{port}")).unwrap();
@@ -220,7 +220,7 @@ fn half_a_close_is_passed_on_and_a_reset_is_a_reset() {
 }
 
 #[test]
-fn limits_are_kept_and_told() {
+fn limits_are_enforced_and_reported() {
     let limits = EgressLimits { connections: Some(2), total_bytes: Some(100_000), ..EgressLimits::default() };
     let world = World::new(Options { names: vec![("echo.test", "127.0.0.1")], limits, ..Options::default() });
     let target = format!("echo.test:{}", serve(echo));

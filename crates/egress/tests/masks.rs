@@ -303,7 +303,7 @@ fn a_credential_is_masked_in_each_form_that_was_sent() {
 }
 
 #[test]
-fn what_comes_back_is_not_packed() {
+fn files_that_are_recreated_are_not_packed() {
     let scene = scene();
     scene.give();
     scene.answers(&[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]);

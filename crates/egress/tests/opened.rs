@@ -85,7 +85,7 @@ fn requests_that_rules_name_pass_and_others_do_not() {
 /// Paths, methods and fields that servers read in different ways; the model's table has
 /// more of them.
 #[test]
-fn what_servers_read_in_different_ways_is_refused() {
+fn ambiguous_requests_are_refused() {
     let scene = scene();
     for (line, fields, part) in [
         ("GET /v1/%c0%ae%c0%ae/v2", "", "more than one way"),
@@ -217,7 +217,7 @@ fn an_excepted_host_with_rules_does_not_change_the_protocol_either() {
 }
 
 #[test]
-fn what_is_said_in_the_clear_does_not_walk_around_the_rules() {
+fn unencrypted_requests_do_not_bypass_the_rules() {
     let scene = scene();
     let mut stream = scene.world.connect(&scene.target).unwrap();
     let mut answer = String::new();
@@ -235,7 +235,7 @@ fn what_is_said_in_the_clear_does_not_walk_around_the_rules() {
 }
 
 #[test]
-fn what_is_excepted_stays_closed() {
+fn excepted_paths_stay_closed() {
     let scene = scene();
     let target = format!("closed.test:{}", scene.origin.port);
     // The server's own certificate, which the authority's trust does not cover.
@@ -248,7 +248,7 @@ fn what_is_excepted_stays_closed() {
 }
 
 #[test]
-fn the_bundle_holds_both_and_who_trusts_neither_is_told_of() {
+fn the_bundle_contains_both_and_programs_that_trust_neither_are_named() {
     let scene = scene();
     let bundle = scene.edge.bundle_pem().unwrap();
     assert!(bundle.contains(scene.edge.authority_pem().unwrap()));
@@ -265,7 +265,7 @@ fn the_bundle_holds_both_and_who_trusts_neither_is_told_of() {
 }
 
 #[test]
-fn a_server_that_the_door_does_not_trust_is_not_spoken_to() {
+fn a_server_that_the_proxy_does_not_trust_gets_no_request() {
     let scene = scene_with(|_, _| {}, EgressLimits::default());
     let stranger = Origin::new(&["api.test"], |_| ok("stolen"));
     let stream = scene.world.connect(&format!("api.test:{}", stranger.port)).unwrap();
@@ -309,7 +309,7 @@ fn addresses_tunnels_and_limits() {
 }
 
 #[test]
-fn a_door_does_not_start_without_what_its_rules_need() {
+fn a_proxy_does_not_start_without_the_requirements_of_its_rules() {
     let mut failed = None;
     let mut setup_of = |setup: &mut EgressProxySetup| {
         let mut rules = EgressRules::default();

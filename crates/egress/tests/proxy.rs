@@ -98,7 +98,7 @@ fn status(scene: &Scene, text: &str, expected: u16) {
 }
 
 #[test]
-fn what_is_refused_says_host_port_and_grant() {
+fn refusals_name_host_port_and_grant() {
     let scene = scene();
     let answer = scene.http("GET http://denied.test/ HTTP/1.1\r\nHost: denied.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");

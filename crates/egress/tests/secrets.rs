@@ -135,7 +135,7 @@ fn each_kind_is_put_in_where_it_belongs_and_does_not_come_back() {
 }
 
 #[test]
-fn placeholders_look_like_what_they_stand_for() {
+fn placeholders_look_like_their_secrets() {
     let scene = scene();
     let github = scene.placeholder("github");
     assert!(github.starts_with("ghp_") && github.len() == GITHUB.len(), "{github}");
@@ -218,7 +218,7 @@ fn in_the_clear_only_where_the_port_is_named() {
 }
 
 #[test]
-fn a_request_waits_for_the_answer_and_goes_on_in_place() {
+fn a_request_waits_for_the_answer_and_continues_in_place() {
     let scene = scene();
     let policy = &scene.world.policy;
     *policy.lends.lock().unwrap() =
@@ -250,7 +250,7 @@ fn a_request_waits_for_the_answer_and_goes_on_in_place() {
 }
 
 #[test]
-fn all_who_wait_for_one_answer_go_on() {
+fn all_calls_waiting_for_one_answer_continue() {
     let scene = scene();
     *scene.world.policy.lends.lock().unwrap() = vec![format!("github to other.test:{}", scene.origin.port)];
     *scene.world.policy.thinks.lock().unwrap() = Duration::from_millis(300);
@@ -265,7 +265,7 @@ fn all_who_wait_for_one_answer_go_on() {
 }
 
 #[test]
-fn a_server_that_did_not_wait_for_the_answer_is_told_as_such() {
+fn a_server_that_did_not_wait_for_the_answer_is_reported_as_such() {
     let scene = scene();
     let impatient = serve(|stream| {
         std::thread::sleep(Duration::from_millis(50));
@@ -365,7 +365,7 @@ fn requests_are_signed_anew_with_the_key_that_is_not_inside() {
 }
 
 #[test]
-fn what_cannot_be_a_secret_stops_the_run() {
+fn an_impossible_secret_stops_the_run() {
     let files = tempfile::tempdir().unwrap();
     let prepare = |secrets: Vec<EgressSecret>| {
         let rules = EgressRules { secrets, ..EgressRules::default() };

@@ -138,7 +138,7 @@ fn resets_by_the_thousand_leave_nothing() {
 }
 
 #[test]
-fn connections_that_are_never_made_or_half_closed_give_their_places_back() {
+fn failed_and_half_closed_connections_release_their_slots() {
     let _turn = turn();
     let world = world(EgressLimits { connections: Some(300), ..EgressLimits::default() });
     let (port, accepted_streams) = silent();
@@ -168,7 +168,7 @@ fn connections_that_are_never_made_or_half_closed_give_their_places_back() {
 }
 
 #[test]
-fn requests_that_drip_hold_a_place_for_a_moment_only() {
+fn slow_requests_hold_a_slot_for_a_moment_only() {
     let _turn = turn();
     let neighbour = Neighbour::new();
     let world = world(EgressLimits { connections: Some(200), ..EgressLimits::default() });

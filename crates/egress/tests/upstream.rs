@@ -170,7 +170,7 @@ fn names_go_to_the_proxy_with_credentials_and_nothing_is_lost() {
 }
 
 #[test]
-fn the_record_says_through_whom_and_never_with_what() {
+fn the_record_names_the_proxy_and_never_its_password() {
     let proxy = http(Some(CREDENTIALS));
     let mut world = world(UpstreamKind::Http, proxy.port, Some(CREDENTIALS), "");
     drop(world.connect(&format!("far.test:{}", speaks_first())).unwrap());
@@ -202,7 +202,7 @@ fn fails(world: &World, target: &str, errno: Errno, part: &str) {
 }
 
 #[test]
-fn what_a_proxy_refuses_or_garbles_is_told() {
+fn refusals_and_malformed_answers_of_a_proxy_are_reported() {
     let http_world = world(UpstreamKind::Http, http(None).port, None, "");
     fails(&http_world, "denied.test:443", Errno::ACCESS, "answered 403 Not today");
     fails(&http_world, "odd.test:443", Errno::HOSTUNREACH, "not well formed");

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_left_out_of_a_group() {
+    fn refused_hosts_are_left_out_of_a_group() {
         let offer = GroupOffer { name: "x".to_owned(), grants: grants(&["a.example.com:443", "b.example.com:22,443"]) };
         for (refused, expected) in [
             (&["c.example.com:443"][..], &["a.example.com:443", "b.example.com:22,443"][..]),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_given_by_what_names_it() {
+    fn a_host_is_granted_by_the_option_that_names_it() {
         for (power, available, expected) in [
             ("a.example.com:443", "a.example.com:22,443", true),
             ("a.example.com:443", "*.example.com:443", true),

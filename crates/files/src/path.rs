@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stays_beneath_is_a_path() {
+    fn only_names_that_stay_beneath_are_paths() {
         for (text, shown, depth) in
             [("", ".", 0), (".", ".", 0), ("a//./b/", "a/b", 2), ("...", "...", 1), ("\x1b", "\\u{1b}", 1)]
         {

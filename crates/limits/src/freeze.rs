@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stand_still_and_what_stood_before_is_left_so() {
+    fn all_processes_are_frozen_and_stopped_ones_stay_stopped() {
         let mut shell = family();
         let init = shell.id();
         eventually("it is not stopped", || count_stopped(init) == 1);

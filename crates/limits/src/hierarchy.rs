@@ -204,7 +204,7 @@ mod tests {
 ";
 
     #[test]
-    fn hierarchies_are_found_with_what_of_them_is_mounted() {
+    fn hierarchies_are_found_with_their_mounted_part() {
         let mounts = parse_cgroup_mounts(MOUNTINFO);
         assert_eq!(mounts.len(), 3);
         assert!(mounts[0].has_controller("cpuacct") && !mounts[0].has_controller("memory"));

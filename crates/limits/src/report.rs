@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_raised_in_place_is_told() {
+    fn limits_that_can_be_raised_in_place_are_listed() {
         let limits = Limits { wall_ms: Some(1), open_files: Some(100), disk_bytes: Some(1), ..Limits::default() };
         let text = raised_in_place(&find_mechanisms(&limits, IsolationLevel::Full, None), None);
         assert!(text.ends_with("stopped by signal, which they can see: wall, disk"), "{text}");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_holds_is_whole() {
+    fn layers_enforced_by_the_kernel_are_complete() {
         let limits = Limits { open_files: Some(100), wall_ms: Some(1000), ..Limits::default() };
         let report = build_report(&find_mechanisms(&limits, IsolationLevel::Full, None), None, None);
         assert_eq!(report.state, LayerState::Enforced);

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_about_is_given_by_a_grant_alone() {
+    fn powers_that_need_a_question_need_an_explicit_grant() {
         let egress = EgressRules {
             allow: vec!["*".parse().unwrap()],
             ask: vec!["**.a:443".parse().unwrap()],

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_limit_has_a_place_a_name_and_amounts() {
+    fn every_limit_has_a_key_a_name_and_amounts() {
         for (i, limit) in LimitKind::ALL.into_iter().enumerate() {
             let mut limits = Limits::default();
             limits.set_limit(limit, 4096 + i as u64);

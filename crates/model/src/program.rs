@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         let many = "x ".repeat(65);
         let long = "x".repeat(5000);
         for bad in [
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_without_rules_is_what_it_was() {
+    fn a_profile_without_rules_is_unchanged() {
         assert!(ExecRules::default().is_empty());
         assert_eq!(serde_json::from_str::<ExecRules>("{}").unwrap(), ExecRules::default());
         assert!(serde_json::from_str::<ExecRules>(r#"{"allow": []}"#).is_err());

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_later_is_known_by_its_name() {
+    fn files_that_run_later_are_recognized_by_name() {
         for path in ["Makefile", "sub/Makefile", ".github/workflows/ci.yml", "a/.husky/_/x", "a/.vscode/tasks.json"] {
             assert!(is_project_file(path.as_bytes()), "{path}");
         }

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_shown() {
+    fn written_lines_are_read_and_shown() {
         for (text, ms) in [("500ms", 500), ("120s", 120_000), ("10m", 600_000), ("365d", MAX_DURATION_MS)] {
             assert_eq!(duration_ms(text), Ok(ms));
             assert_eq!(duration_ms(&duration_text(ms)), Ok(ms), "{text}");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         for bad in ["", "0s", "1", "-1s", "1.5h", "366d", "1w", "99999999999999999999s", "1 s"] {
             assert!(duration_ms(bad).is_err(), "{bad}");
         }

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_run_is_the_program_that_was_named_and_never_a_shell_for_it() {
+    fn the_named_program_is_run_and_never_a_shell_for_it() {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in [("script", "#!/bin/sh\necho $1\n"), ("text", "echo $1\n")] {
             std::fs::write(directory.path().join(name), text).unwrap();

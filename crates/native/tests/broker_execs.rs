@@ -157,7 +157,7 @@ fn after_a_no_in_time_or_late_it_does_not() {
 }
 
 #[test]
-fn where_nothing_is_held_it_is_refused_and_told() {
+fn without_holding_it_is_refused_and_reported() {
     each(&["tool"], &[], None, |name, has_run, ran, tool| {
         assert!(!has_run, "{name}");
         assert_eq!(ran.denied(), question(tool), "{name}");
@@ -166,7 +166,7 @@ fn where_nothing_is_held_it_is_refused_and_told() {
 }
 
 #[test]
-fn what_is_denied_is_no_question() {
+fn a_denied_access_is_no_question() {
     each(&["tool"], &["tool"], Some(yes), |name, has_run, ran, tool| {
         assert!(!has_run && ran.questions.is_empty(), "{name}: {:?}", ran.asked());
         assert_eq!(ran.denied(), [format!("Exec {tool} [-]")], "{name}");
@@ -223,7 +223,7 @@ fn arguments_decide_and_every_rule_is_a_question_of_its_own() {
 }
 
 #[test]
-fn one_yes_is_enough_for_all_who_wait() {
+fn one_approval_is_enough_for_all_waiting_calls() {
     for level in LEVELS {
         let scene = scene();
         let script = "for i in 1 2 3; do (tool push; echo $?) & done; wait; tool commit; echo $?";
@@ -292,7 +292,7 @@ fn a_program_that_cannot_be_read_is_asked_about() {
 }
 
 #[test]
-fn what_fails_without_rules_fails_the_same_with_them() {
+fn failures_are_the_same_with_and_without_rules() {
     let script = r#"nosuch; echo $?; ./bin; echo $?; ./text; echo $?; ./dangling; echo $?; perl -e 'syscall(59,8,0,0); print $!+0, " "; $p="bin/tool"; syscall(59,$p,8,0); print $!+0'"#;
     let outputs = |rules: &[&str]| {
         LEVELS.map(|level| {

@@ -306,8 +306,8 @@ const CLOSING: &[&str] = &[
 ];
 
 #[test]
-fn no_run_closes_what_a_survey_must_read() {
-    in_each_role("no_run_closes_what_a_survey_must_read", || {
+fn no_run_closes_a_directory_that_a_survey_must_read() {
+    in_each_role("no_run_closes_a_directory_that_a_survey_must_read", || {
         for (level, script) in LEVELS.into_iter().flat_map(|level| CLOSING.iter().map(move |script| (level, script))) {
             if script.starts_with("setfacl") && !host(Path::new("/"), "command -v setfacl") {
                 continue;
@@ -334,8 +334,8 @@ const OPENED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_run_opens_what_a_survey_could_not_read() {
-    in_each_role("a_run_opens_what_a_survey_could_not_read", || {
+fn a_run_opens_directories_that_a_survey_could_not_read() {
+    in_each_role("a_run_opens_directories_that_a_survey_could_not_read", || {
         for (level, (closing, opening)) in
             LEVELS.into_iter().flat_map(|level| OPENED.iter().map(move |script| (level, script)))
         {
@@ -371,7 +371,7 @@ const HARMLESS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_plants_nothing_passes() {
+fn harmless_writes_pass() {
     for (shipped, script) in HARMLESS {
         for level in LEVELS {
             let scene = Scene::bare("harmless");
@@ -387,7 +387,7 @@ fn what_plants_nothing_passes() {
 /// What has a guarded name by a grant is a file of its own: neither a second name nor an
 /// open descriptor of what it was made from writes to it later.
 #[test]
-fn what_takes_a_guarded_place_has_one_name_and_no_writer() {
+fn an_object_for_a_guarded_path_has_one_name_and_no_writer() {
     let script = "mkdir d; echo fine > d/lock; ln d/lock x; chmod 640 d/lock; exec 3>> x; mv d/lock .envrc; echo evil >> x; \
                   echo evil >&3; cat .envrc; stat -c '%h %a' .envrc; ln .envrc y 2>/dev/null || echo no link; \
                   test -e d/lock || echo gone; ln x z; ln -f z .envrc 2>/dev/null; mkdir e; mv e .envrc.d && echo moved";

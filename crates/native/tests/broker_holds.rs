@@ -37,8 +37,8 @@ fn stays(case: &Case) -> bool {
 }
 
 #[test]
-fn a_yes_makes_every_call_what_it_is_without_a_sandbox() {
-    broker_support::in_each_role("a_yes_makes_every_call_what_it_is_without_a_sandbox", || {
+fn an_approved_call_has_the_result_of_one_without_a_sandbox() {
+    broker_support::in_each_role("an_approved_call_has_the_result_of_one_without_a_sandbox", || {
         for level in LEVELS {
             let outside = Scene::new("native");
             let native = outside.probe_natively_as("apart");
@@ -99,7 +99,7 @@ fn short() -> impl Iterator<Item = &'static Case> {
 }
 
 #[test]
-fn a_no_leaves_everything_as_it_is_and_is_told_once() {
+fn a_refusal_changes_nothing_and_is_reported_once() {
     for level in LEVELS {
         refusing(level, Case::all().map(|c| c.name).collect(), no());
     }
@@ -193,7 +193,7 @@ fn an_asker_that_dies_takes_its_question_along() {
 }
 
 #[test]
-fn what_was_granted_before_is_not_asked() {
+fn earlier_grants_are_not_asked_again() {
     for level in LEVELS {
         let part = format!("apart:{}", SHORT.join(","));
         let outside = Scene::with("native", SHORT.iter().copied());

@@ -77,7 +77,7 @@ fn named_pipes_between_processes() {
 }
 
 #[test]
-fn an_open_that_waits_delays_nobody() {
+fn a_waiting_open_delays_no_other_call() {
     let start = Instant::now();
     works(
         "mkfifo p; (echo late > p) & i=0; while [ $i -lt 50 ]; do echo $i > f; i=$((i+1)); done; cat f; cat p; wait",
@@ -174,7 +174,7 @@ fn no_repository_with_code_is_made_and_none_is_taken_over() {
 }
 
 #[test]
-fn a_grant_lets_through_what_it_says() {
+fn a_grant_permits_exactly_its_target() {
     for level in LEVELS {
         let scene = Scene::bare("grant");
         let workspace = scene.workspace();
@@ -192,7 +192,7 @@ fn a_grant_lets_through_what_it_says() {
 }
 
 #[test]
-fn refusals_are_counted_with_who_and_what() {
+fn refusals_are_counted_with_process_and_object() {
     let scene = Scene::bare("count");
     for level in LEVELS {
         let outside = scene.outside().join("x");
@@ -208,7 +208,7 @@ fn refusals_are_counted_with_who_and_what() {
 }
 
 #[test]
-fn programs_are_told_by_what_they_are() {
+fn programs_are_named_by_their_file() {
     each(
         "cp /bin/true ./git; PATH=.:$PATH; git; (exec -a other true) 2>/dev/null; nosuch 2>/dev/null; true",
         |ran, workspace| {

@@ -217,7 +217,7 @@ fn one_object_is_asked_once() {
 }
 
 #[test]
-fn a_yes_for_a_directory_answers_what_waits_beneath_it() {
+fn an_approval_for_a_directory_answers_calls_waiting_beneath_it() {
     each(
         "mkdir -p $OUT/d; for i in $(seq 30); do (echo $i > $OUT/d/$i) & done; wait; ls $OUT/d | wc -l",
         |out| fs::create_dir(out.join("d")).unwrap(),
@@ -264,7 +264,7 @@ fn a_granted_directory_that_is_moved_is_not_written_under_its_old_name() {
 }
 
 #[test]
-fn questions_stand_beside_each_other_and_are_answered_in_any_order() {
+fn open_questions_are_answered_in_any_order() {
     each(
         "(echo a > $OUT/a) & (echo b > $OUT/b) 2>/dev/null & (echo c > $OUT/c) & wait; cat $OUT/a $OUT/c; ls $OUT | wc -l",
         nothing,
@@ -322,7 +322,7 @@ fn both_ends_of_a_rename_are_asked_one_after_the_other() {
 }
 
 #[test]
-fn a_dead_askers_question_is_withdrawn_while_the_run_goes_on() {
+fn a_dead_processes_question_is_withdrawn_while_the_run_continues() {
     each(
         "(echo x > $OUT/f) & sleep 0.2; kill -9 $!; sleep 1; echo x > $OUT/g",
         nothing,
@@ -376,7 +376,7 @@ fn a_protected_unit_that_exists_is_granted_in_place() {
 }
 
 #[test]
-fn a_granted_pipe_is_waited_for_and_delays_nobody() {
+fn a_granted_pipe_is_waited_for_and_delays_no_other_call() {
     each(
         "(echo through > $OUT/p) & sleep 0.5; i=0; while [ $i -lt 20 ]; do echo $i > f; i=$((i+1)); done; cat f $OUT/p; wait",
         |out| {
@@ -392,7 +392,7 @@ fn a_granted_pipe_is_waited_for_and_delays_nobody() {
 }
 
 #[test]
-fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
+fn a_commit_continues_after_a_late_approval_and_runs_once() {
     if !have("git") {
         return;
     }
@@ -460,7 +460,7 @@ fn opens_beside(level: IsolationLevel, hold: Option<Duration>) -> (f64, f64) {
 }
 
 #[test]
-fn an_open_question_delays_nobody_else() {
+fn an_open_question_delays_no_other_process() {
     if !have("perl") {
         return;
     }

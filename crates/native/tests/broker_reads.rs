@@ -57,7 +57,7 @@ echo x > "$TMPDIR/mine"; cat "$TMPDIR/mine" > /dev/null
 "#;
 
 #[test]
-fn what_was_read_is_told_once_with_its_reader_and_a_count() {
+fn reads_are_reported_once_with_reader_and_count() {
     for level in LEVELS {
         let scene = Scene::bare("reads");
         let out = scene.outside();
@@ -114,7 +114,7 @@ fn without_tracing_no_read_is_trapped() {
 /// A hidden path stays hidden, and stands as a refusal instead of a read; at
 /// level full the placeholder tells, without the broker.
 #[test]
-fn what_is_hidden_is_refused_and_no_read() {
+fn access_to_hidden_files_is_a_refusal_and_no_read() {
     for level in LEVELS {
         let scene = Scene::bare("hidden");
         let secret = scene.outside().join("secret");
@@ -135,7 +135,7 @@ fn what_is_hidden_is_refused_and_no_read() {
 }
 
 #[test]
-fn a_tree_of_many_files_is_told_by_directory() {
+fn a_tree_of_many_files_is_summarized_by_directory() {
     let scene = Scene::bare("many");
     for directory in 0..6 {
         fs::create_dir(scene.outside().join(directory.to_string())).unwrap();

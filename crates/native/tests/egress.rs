@@ -40,8 +40,8 @@ fn a_granted_name_is_reached_and_recorded() {
 }
 
 #[test]
-fn what_is_not_granted_is_refused_exactly_and_not_reached() {
-    in_each_role("what_is_not_granted_is_refused_exactly_and_not_reached", || {
+fn an_ungranted_target_is_refused_exactly_and_not_reached() {
+    in_each_role("an_ungranted_target_is_refused_exactly_and_not_reached", || {
         let server = Server::new();
         let port = server.port();
         for target in [format!("server.test:{port}"), format!("10.1.2.3:{port}"), format!("[2001:db8::1]:{port}")] {
@@ -87,8 +87,8 @@ fn an_entry_of_the_profile_needs_no_grant() {
 
 /// Three connects to one target wait behind one question.
 #[test]
-fn a_held_connect_goes_on_with_a_yes() {
-    in_each_role("a_held_connect_goes_on_with_a_yes", || {
+fn a_held_connect_continues_after_approval() {
+    in_each_role("a_held_connect_continues_after_approval", || {
         for (level, timeout) in LEVELS.into_iter().flat_map(|level| ["None", "10"].map(|timeout| (level, timeout))) {
             let server = Server::new();
             let target = format!("server.test:{}", server.port());
@@ -120,7 +120,7 @@ fn a_held_connect_fails_with_a_no_which_is_remembered() {
 }
 
 #[test]
-fn a_question_goes_with_its_asker() {
+fn a_question_is_withdrawn_with_its_process() {
     let server = Server::new();
     let one = dial(&format!("server.test:{}", server.port()), "None", "0");
     let script = format!("import os,signal,time\nchild = os.fork()\nif not child:\n  {}\n", one.replace('\n', "\n  "))
@@ -193,7 +193,7 @@ fn a_port_that_is_taken_inside_is_reached_outside() {
 }
 
 #[test]
-fn failures_of_the_network_are_told_as_they_are() {
+fn network_failures_are_reported_as_such() {
     let closed = Server::new();
     let port = closed.port();
     drop(closed);
@@ -230,7 +230,7 @@ fn a_hundred_connects_at_once_are_a_hundred_connections() {
 /// Each request of a proxy is decided on its own target, and held as a connect
 /// is.
 #[test]
-fn the_doors_proxies_ask_as_connects_do() {
+fn requests_to_the_proxy_ask_like_connects() {
     let server = Server::new();
     let target = format!("server.test:{}", server.port());
     let script = format!(
@@ -270,8 +270,8 @@ fn one_answer_may_settle_several_questions() {
 /// A datagram to nobody is refused by the run's own network, which says so; among
 /// themselves programs may send them.
 #[test]
-fn datagrams_lead_nowhere_and_are_told() {
-    in_each_role("datagrams_lead_nowhere_and_are_told", || {
+fn datagrams_reach_nothing_and_are_reported() {
+    in_each_role("datagrams_reach_nothing_and_are_reported", || {
         let script = "import socket\ndef send(to, family=socket.AF_INET):\n  s = socket.socket(family, socket.SOCK_DGRAM)\n  \
              s.connect(to); s.send(b'x'); s.settimeout(10)\n  try: s.recv(9)\n  except OSError as e: print(e.errno)\n\
              own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(('127.0.0.1', 0))\n\
@@ -468,7 +468,7 @@ fn proxies_are_named_inside_unless_the_plan_names_one() {
 /// A secret stands outside alone: inside is a placeholder, in a variable and in a
 /// file, and the certificates that programs are to trust.
 #[test]
-fn placeholders_and_certificates_stand_inside() {
+fn placeholders_and_certificates_are_inside() {
     let value = "a-secret-value-that-is-long-enough-0123456789";
     let top = support::workspace();
     let file = top.path().canonicalize().unwrap().join("key");

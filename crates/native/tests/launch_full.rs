@@ -36,8 +36,8 @@ fn a_command_runs_and_its_end_is_reported() {
 }
 
 #[test]
-fn a_program_that_cannot_be_executed_is_told_apart() {
-    in_each_role("a_program_that_cannot_be_executed_is_told_apart", || {
+fn a_program_that_cannot_be_executed_has_its_own_error() {
+    in_each_role("a_program_that_cannot_be_executed_has_its_own_error", || {
         let ws = workspace();
         fs::write(ws.path().join("data"), "#!/bin/sh\n").unwrap();
         for (program, errno) in [
@@ -251,8 +251,8 @@ fn the_network_is_its_own() {
 /// The init makes sockets inside as long as the command runs, on any address
 /// and any port; a datagram for any server's port 53 arrives outside.
 #[test]
-fn the_caller_listens_inside_where_nobody_is() {
-    in_each_role("the_caller_listens_inside_where_nobody_is", || {
+fn the_caller_listens_at_a_free_address_inside() {
+    in_each_role("the_caller_listens_at_a_free_address_inside", || {
         let ws = workspace();
         let dial = "
             read wait
@@ -298,8 +298,8 @@ fn the_caller_listens_inside_where_nobody_is() {
 }
 
 #[test]
-fn namespaces_cannot_be_nested_and_kernel_doors_are_shut() {
-    in_each_role("namespaces_cannot_be_nested_and_kernel_doors_are_shut", || {
+fn namespaces_cannot_be_nested_and_kernel_interfaces_are_closed() {
+    in_each_role("namespaces_cannot_be_nested_and_kernel_interfaces_are_closed", || {
         let ws = workspace();
         for attempt in ["unshare -U true", "unshare -n true", "mount -t tmpfs x /tmp", "chroot / true", "dmesg"] {
             let ran = run(&script(Full, ws.path(), attempt));
@@ -349,8 +349,8 @@ fn it_can_be_signalled_and_killed() {
 }
 
 #[test]
-fn a_held_command_has_not_run_and_goes_away_when_dropped() {
-    in_each_role("a_held_command_has_not_run_and_goes_away_when_dropped", || {
+fn a_held_command_has_not_run_and_ends_when_dropped() {
+    in_each_role("a_held_command_has_not_run_and_ends_when_dropped", || {
         let ws = workspace();
         let null = fs::File::open("/dev/null").unwrap();
         let stdio = CommandStdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
@@ -363,8 +363,8 @@ fn a_held_command_has_not_run_and_goes_away_when_dropped() {
 }
 
 #[test]
-fn what_is_hidden_cannot_be_read_and_the_attempt_is_seen() {
-    in_each_role("what_is_hidden_cannot_be_read_and_the_attempt_is_seen", || {
+fn hidden_files_are_unreadable_and_the_attempt_is_reported() {
+    in_each_role("hidden_files_are_unreadable_and_the_attempt_is_reported", || {
         let ws = workspace();
         let at = |name: &str| ws.path().join(name);
         fs::create_dir_all(at("secrets/deep")).unwrap();
@@ -483,8 +483,8 @@ fn limits_hold() {
 }
 
 #[test]
-fn the_report_tells_what_is_enforced() {
-    in_each_role("the_report_tells_what_is_enforced", || {
+fn the_report_lists_enforced_layers() {
+    in_each_role("the_report_lists_enforced_layers", || {
         let ws = workspace();
         let ran = run(&plan(Full, ws.path(), &["true"]));
         for layer in

@@ -65,8 +65,8 @@ fn inside(text: &str) -> AttemptPlan {
 }
 
 #[test]
-fn commands_follow_each_other_and_find_what_was_left() {
-    in_each_role("commands_follow_each_other_and_find_what_was_left", || {
+fn successive_commands_find_files_of_earlier_ones() {
+    in_each_role("successive_commands_find_files_of_earlier_ones", || {
         let place = Place::new();
         assert_eq!(place.run("exit 42").exit.status, ProcessExit::Exited(42));
         assert_eq!(place.run("kill -TERM $$").exit.status, ProcessExit::Signaled(15));
@@ -138,8 +138,8 @@ fn nothing_of_the_host_is_there_but_its_system() {
 }
 
 #[test]
-fn no_command_reaches_what_made_the_walls_or_looks_into_another() {
-    in_each_role("no_command_reaches_what_made_the_walls_or_looks_into_another", || {
+fn no_command_reaches_the_creator_or_looks_into_another() {
+    in_each_role("no_command_reaches_the_creator_or_looks_into_another", || {
         let place = Place::new();
         place.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
         // Positive control: what another command runs is seen.
@@ -159,8 +159,8 @@ fn no_command_reaches_what_made_the_walls_or_looks_into_another() {
 }
 
 #[test]
-fn dropping_the_walls_ends_all_and_what_is_asked_for_must_be_there() {
-    in_each_role("dropping_the_walls_ends_all_and_what_is_asked_for_must_be_there", || {
+fn dropping_the_namespaces_ends_all_and_a_requested_part_must_exist() {
+    in_each_role("dropping_the_namespaces_ends_all_and_a_requested_part_must_exist", || {
         let place = Place::new();
         let mark = format!("7{:08}", std::process::id());
         place.run(&format!("setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} >/dev/null 2>&1 &")).ok();
@@ -182,8 +182,8 @@ fn dropping_the_walls_ends_all_and_what_is_asked_for_must_be_there() {
 }
 
 #[test]
-fn what_the_profile_hides_is_hidden() {
-    in_each_role("what_the_profile_hides_is_hidden", || {
+fn paths_hidden_by_the_profile_are_hidden() {
+    in_each_role("paths_hidden_by_the_profile_are_hidden", || {
         let mut profile = profile();
         let shown = Place::of(&profile, None);
         assert!(!shown.run("cat /etc/passwd").ok().is_empty());

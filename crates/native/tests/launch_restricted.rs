@@ -106,8 +106,8 @@ fn nothing_can_be_changed_but_its_own() {
 }
 
 #[test]
-fn its_temporary_directory_goes_with_it() {
-    in_each_role("its_temporary_directory_goes_with_it", || {
+fn its_temporary_directory_is_removed_with_it() {
+    in_each_role("its_temporary_directory_is_removed_with_it", || {
         let ws = workspace();
         let outside = workspace();
         fs::write(outside.path().join("file"), "kept").unwrap();
@@ -167,8 +167,8 @@ fn other_processes_cannot_be_signalled_or_looked_into() {
 }
 
 #[test]
-fn what_is_hidden_cannot_be_read_and_its_neighbours_can() {
-    in_each_role("what_is_hidden_cannot_be_read_and_its_neighbours_can", || {
+fn hidden_files_are_unreadable_and_their_neighbours_readable() {
+    in_each_role("hidden_files_are_unreadable_and_their_neighbours_readable", || {
         let ws = workspace();
         let at = |name: &str| ws.path().join(name);
         fs::create_dir_all(at("home/.ssh/deep")).unwrap();
@@ -196,8 +196,8 @@ fn what_is_hidden_cannot_be_read_and_its_neighbours_can() {
 }
 
 #[test]
-fn what_is_beyond_a_directory_that_cannot_be_listed_is_read_as_before() {
-    in_each_role("what_is_beyond_a_directory_that_cannot_be_listed_is_read_as_before", || {
+fn files_below_an_unlistable_directory_are_read_as_before() {
+    in_each_role("files_below_an_unlistable_directory_are_read_as_before", || {
         let ws = workspace();
         let at = |name: &str| ws.path().join(name);
         fs::create_dir_all(at("passage/home")).unwrap();

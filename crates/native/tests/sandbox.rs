@@ -96,8 +96,8 @@ fn a_call_that_lacks_a_power_waits_for_its_answer() {
 }
 
 #[test]
-fn what_a_command_leaves_goes_on_with_its_powers_and_no_more() {
-    in_each_role("what_a_command_leaves_goes_on_with_its_powers_and_no_more", || {
+fn background_processes_keep_their_powers_and_get_no_more() {
+    in_each_role("background_processes_keep_their_powers_and_get_no_more", || {
         let place = Place::new();
         let leftover_script = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late > late; echo x > .bashrc; \
                     echo done > done' >/dev/null 2>&1 &)";
@@ -194,8 +194,8 @@ fn a_command_ends_with_all_it_started_and_no_other_does() {
 }
 
 #[test]
-fn a_paused_sandbox_stands_still_until_it_is_let_go_on() {
-    in_each_role("a_paused_sandbox_stands_still_until_it_is_let_go_on", || {
+fn a_paused_sandbox_is_frozen_until_it_is_resumed() {
+    in_each_role("a_paused_sandbox_is_frozen_until_it_is_resumed", || {
         if !has_groups() {
             return;
         }
@@ -236,8 +236,8 @@ fn limits_hold_for_all_commands_together() {
 }
 
 #[test]
-fn the_end_leaves_nothing_and_is_told() {
-    in_each_role("the_end_leaves_nothing_and_is_told", || {
+fn the_end_leaves_nothing_and_is_reported() {
+    in_each_role("the_end_leaves_nothing_and_is_reported", || {
         let place = Place::new();
         let mark = format!("83{:07}", std::process::id());
         let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
@@ -289,8 +289,8 @@ fn many_commands_run_at_once_and_none_meets_another_sandbox() {
 const VICTIM: &str = "STOCKADE_TEST_KEEPER";
 
 #[test]
-fn a_killed_keeper_takes_everything_with_it_and_the_directories_stay() {
-    let test = "a_killed_keeper_takes_everything_with_it_and_the_directories_stay";
+fn a_killed_supervisor_ends_all_processes_and_the_directories_stay() {
+    let test = "a_killed_supervisor_ends_all_processes_and_the_directories_stay";
     in_each_role(test, || {
         if let Some(mark) = std::env::var_os(VICTIM) {
             let mark = mark.into_string().unwrap();
@@ -351,7 +351,7 @@ fn a_root_tree_is_all_of_the_system_there_is() {
 }
 
 #[test]
-fn what_cannot_be_had_is_a_clear_error() {
+fn unavailable_features_are_clear_errors() {
     let text = |made: Result<Place, SandboxError>| made.err().unwrap().to_string();
     for (expected, change) in [
         ("a level below `full`", (|plan| plan.level = IsolationLevel::Restricted) as fn(&mut SandboxPlan)),

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 /// This program, as a keeper starts it: the last argument is a sandbox's id.
 #[test]
-fn plays_the_keeper() {
+fn acts_as_supervisor() {
     if !std::env::args().any(|argument| argument == KEEPER) {
         return;
     }
@@ -68,7 +68,7 @@ impl Estate {
         random[..4].copy_from_slice(&std::process::id().to_le_bytes());
         plan.id = SandboxId::from_random(random);
         change(&mut plan);
-        let arguments = ["--exact", "plays_the_keeper", "--nocapture", "--test-threads", "1", KEEPER].map(Into::into);
+        let arguments = ["--exact", "acts_as_supervisor", "--nocapture", "--test-threads", "1", KEEPER].map(Into::into);
         let kinds =
             NativeSandboxes::default().with_supervisor(std::env::current_exe().unwrap(), arguments.into(), root);
         Self { top, kinds, plan }
@@ -144,8 +144,8 @@ fn sleeping(mark: &str) -> usize {
 }
 
 #[test]
-fn one_goes_on_without_its_maker_and_is_found_again() {
-    in_each_role("one_goes_on_without_its_maker_and_is_found_again", || {
+fn a_sandbox_continues_without_its_creator_and_is_found_again() {
+    in_each_role("a_sandbox_continues_without_its_creator_and_is_found_again", || {
         let estate = Estate::new();
         assert!(estate.kinds.capabilities().adopts);
         assert!(matches!(estate.adopt(), Err(SandboxError::Gone(_))));
@@ -180,8 +180,8 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
 }
 
 #[test]
-fn a_command_has_the_streams_and_the_mask_of_whoever_runs_it() {
-    in_each_role("a_command_has_the_streams_and_the_mask_of_whoever_runs_it", || {
+fn a_command_has_the_streams_and_the_umask_of_its_caller() {
+    in_each_role("a_command_has_the_streams_and_the_umask_of_its_caller", || {
         let estate = Estate::new();
         let (sandbox, _event_channel) = estate.create();
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o027));
@@ -221,8 +221,8 @@ fn a_call_waits_for_the_answer_of_another_process() {
 }
 
 #[test]
-fn what_happens_between_commands_is_told_to_whoever_uses_it() {
-    in_each_role("what_happens_between_commands_is_told_to_whoever_uses_it", || {
+fn events_between_commands_are_reported_to_the_user_of_the_sandbox() {
+    in_each_role("events_between_commands_are_reported_to_the_user_of_the_sandbox", || {
         let estate = Estate::new();
         let (sandbox, event_channel) = estate.create();
         let leftover_script =
@@ -239,8 +239,8 @@ fn what_happens_between_commands_is_told_to_whoever_uses_it() {
 }
 
 #[test]
-fn one_is_stopped_and_let_go_on_by_whoever_finds_it() {
-    in_each_role("one_is_stopped_and_let_go_on_by_whoever_finds_it", || {
+fn a_sandbox_is_paused_and_resumed_by_any_of_its_users() {
+    in_each_role("a_sandbox_is_paused_and_resumed_by_any_of_its_users", || {
         if !has_groups() {
             return;
         }
@@ -284,8 +284,8 @@ fn the_end_of_a_sandbox_is_that_of_commands_in_it() {
 }
 
 #[test]
-fn a_killed_keeper_takes_everything_with_it_and_the_next_use_makes_it_anew() {
-    in_each_role("a_killed_keeper_takes_everything_with_it_and_the_next_use_makes_it_anew", || {
+fn a_killed_supervisor_ends_all_processes_and_the_next_use_recreates_it() {
+    in_each_role("a_killed_supervisor_ends_all_processes_and_the_next_use_recreates_it", || {
         let estate = Estate::new();
         let (sandbox, event_channel) = estate.create();
         let mark = format!("87{:07}", std::process::id());
@@ -346,8 +346,8 @@ fn a_killed_user_ends_its_command_and_nothing_else() {
 }
 
 #[test]
-fn a_keeper_ends_that_nobody_wants_or_finds() {
-    in_each_role("a_keeper_ends_that_nobody_wants_or_finds", || {
+fn an_unused_or_unreachable_supervisor_ends() {
+    in_each_role("an_unused_or_unreachable_supervisor_ends", || {
         let estate = Estate::new();
         let (sandbox, _event_channel) = estate.create();
         let mark = format!("90{:07}", std::process::id());
@@ -364,8 +364,8 @@ fn a_keeper_ends_that_nobody_wants_or_finds() {
 }
 
 #[test]
-fn one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended() {
-    in_each_role("one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended", || {
+fn a_failed_creation_leaves_nothing_and_a_stopped_supervisor_is_ended() {
+    in_each_role("a_failed_creation_leaves_nothing_and_a_stopped_supervisor_is_ended", || {
         let estate = Estate::with(|plan| plan.workspace = "/no/such/directory".into());
         let refused = estate.kinds.create_sandbox(&estate.plan, hearing().0).err().unwrap();
         assert!(refused.to_string().contains("/no/such/directory"), "{refused}");

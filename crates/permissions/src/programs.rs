@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_to_is_not_what_a_layer_has_at_its_path() {
+    fn an_approved_path_is_not_the_layers_object_at_that_path() {
         let mut rules = programs(&["a"], &[]);
         rules.approve_program(b"/cache/a".to_vec());
         assert_eq!(rules.decide_program(&program("/cache/a")), Ok(()));

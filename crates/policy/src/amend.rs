@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn never_what_runs_others() {
+    fn never_programs_that_run_others() {
         for program in [
             "python3",
             "python3.12",
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn never_what_is_guarded() {
+    fn never_guarded_paths() {
         for grant in [
             "read /home/u/.ssh",
             "write /w/.git/hooks",

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_secrets() {
+    fn headers_of_secrets() {
         check::<SecretSourceText>("env GITHUB_TOKEN", Some("env GITHUB_TOKEN"));
         check::<SecretSourceText>("file ~/.config/token", Some("file ~/.config/token"));
         for bad in ["", "env", "env ", "GITHUB_TOKEN", "env A B", "file token", "sk-123", "env 1A", "file ~/.."] {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn places_count_characters() {
+    fn positions_count_characters() {
         let place = |source: &str, offset| LineIndex::from_source(source).position_at(offset);
         assert_eq!(place("é = 1\nab", 0), TextPosition { line: 1, column: 1 });
         assert_eq!(place("é = 1\nab", 3), TextPosition { line: 1, column: 3 });

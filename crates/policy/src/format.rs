@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_stays() {
+    fn other_files_stay() {
         assert!(format_config(Path::new("/u"), "a = ").is_err());
         assert!(format_config(Path::new("/u"), "unknown = 1").is_err());
     }

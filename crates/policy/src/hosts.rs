@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_stand_for_their_hosts() {
+    fn groups_expand_to_their_hosts() {
         let entry: HostEntry = "@pypi".parse().unwrap();
         let shown: Vec<String> = entry.patterns().iter().map(TargetPattern::to_string).collect();
         assert_eq!(shown, ["pypi.org:443", "files.pythonhosted.org:443"]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_allows_is_not_wider_than_a_name_that_somebody_owns() {
+    fn no_allowing_pattern_is_wider_than_an_owned_domain() {
         for (pattern, expected) in [
             ("*.com", false),
             ("**.com", false),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_share_a_parent_that_somebody_owns() {
+    fn siblings_share_a_parent_that_a_user_owns() {
         for (target, expected) in [
             ("a.example.com:443", Some("*.example.com:443")),
             ("a.b.example.com:80", Some("*.b.example.com:80")),

@@ -204,7 +204,7 @@ fn a_circle_of_mounts_ends() {
 }
 
 #[test]
-fn there_are_bounds_and_what_is_not_understood_is_refused() {
+fn there_are_bounds_and_unknown_input_is_refused() {
     let many = |count: usize| -> String {
         let mounts = (2..=count).map(|id| format!("{id} 1 8:2 / /m{id} rw - ext4 /dev/b rw\n"));
         std::iter::once(format!("{ROOT}\n")).chain(mounts).collect()

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_plain_is_refused() {
+    fn unclear_paths_are_refused() {
         for source in [
             "summary = 'x'",
             "summary = \"a\\n\"",

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_change_is_not_trusted() {
+    fn files_writable_by_others_are_not_trusted() {
         let root = tempfile::tempdir().unwrap();
         let user = rustix::process::geteuid().as_raw();
         let dir = root.path().join("dir");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_not_trusted() {
+    fn files_of_another_user_are_not_trusted() {
         let error = require_trusted_object(Path::new("/x"), 12_345, 0o100_644, 1_000).unwrap_err();
         assert!(error.to_string().contains("`/x` belongs to user 12345"), "{error}");
         assert!(require_trusted_object(Path::new("/x"), 1_000, 0o100_644, 1_000).is_ok());

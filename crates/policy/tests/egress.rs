@@ -87,7 +87,7 @@ fn everything_that_can_be_said() {
 
 /// Every way the section can be wrong, as a person reads it.
 #[test]
-fn errors_name_the_place() {
+fn errors_name_the_position() {
     use ConfigLayer::{Project, User};
     let before = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]\nlimits.connections = 10\n\
                   inspect.allow = [\"GET https://a.example.com/*\"]\n";

@@ -103,7 +103,7 @@ fn is_as_agreed(expect: &str, tier: Tier, verdict: PolicyVerdict) -> bool {
 }
 
 #[test]
-fn everyday_commands_are_decided_as_agreed_at_every_place() {
+fn everyday_commands_are_decided_as_agreed_in_every_workspace() {
     let rows = rows();
     let mut wrong = Vec::new();
     for row in &rows {
@@ -239,7 +239,7 @@ fn untrusted_lets_known_tools_change_the_workspace() {
 
 /// Where what a run removes can be brought back, removing within the workspace is a change as well.
 #[test]
-fn untrusted_lets_known_tools_remove_what_is_kept() {
+fn untrusted_lets_known_tools_remove_kept_files() {
     let verdict = |command: &str, keeps_changes, source: &str| {
         let place = ("/home/dev", "/home/dev/x");
         let assessment = assess(command, place.0, place.1);
@@ -499,7 +499,7 @@ fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
 }
 
 #[test]
-fn a_reason_is_told_once() {
+fn a_reason_is_printed_once() {
     let script = "kubectl apply -f a.yaml && kubectl apply -f b.yaml && make a && make b";
     for mode in [ApprovalMode::Untrusted, ApprovalMode::OnFailure] {
         let (_, ruling) = rule(script, PLACES[0], mode);
@@ -515,7 +515,7 @@ fn a_reason_is_told_once() {
 
 /// A grant that the person typed is a yes to what the text does with it, and to nothing else.
 #[test]
-fn what_is_granted_by_hand_is_not_refused_by_its_text() {
+fn an_explicit_grant_is_not_refused_by_the_text() {
     let hooks = "write /home/u/ws/.git/hooks";
     let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: PolicyVerdict| {
         let (home, workspace) = ("/home/u", "/home/u/ws");

@@ -103,7 +103,7 @@ rule = "no-push"
 }
 
 #[test]
-fn wrong_examples_name_their_place() {
+fn wrong_examples_name_their_position() {
     for (source, expected) in [
         ("[[case]]\nexpect = \"deny\"", "cases.toml:1:1: an example has exactly one of"),
         ("[[case]]\nrun = \"a\"\nhost = \"b\"\nexpect = \"deny\"", "cases.toml:1:1: an example has exactly one of"),

@@ -158,7 +158,7 @@ fn gemini() {
 
 /// Everything that is said of one import, as a person reads it.
 #[test]
-fn what_is_said() {
+fn texts_of_findings() {
     let mut text = String::new();
     for (tool, name) in [(ImportTool::Codex, "codex"), (ImportTool::Claude, "claude"), (ImportTool::Gemini, "gemini")] {
         for (file, text_of_file) in configurations(name) {
@@ -288,7 +288,7 @@ fn wrong_input_is_refused_at_its_line() {
 /// Found by fuzzing: a name that no pattern of ours may hold made a file that
 /// could not be read.
 #[test]
-fn a_rule_that_cannot_be_said_is_left_out_and_told() {
+fn an_inexpressible_rule_is_left_out_and_reported() {
     let text = "{\n\"excludeTools\": [\"run\\u007fshell(rm)\", \"write_file\"]\n}\n";
     let source = source(ImportTool::Gemini, "settings.json", text);
     let imported = import_policy(ImportTool::Gemini, &[source]).unwrap();
@@ -337,7 +337,7 @@ fn an_import_never_allows_more_than_the_original() {
 
 /// What a tool may not read, a command may not read either, or it is said that it may.
 #[test]
-fn what_must_not_be_read_is_hidden_or_told() {
+fn unreadable_paths_are_hidden_or_reported() {
     for (refused, hidden, is_reported) in [
         ("Read(./secrets/**)", Some("./secrets"), false),
         ("Read(secrets/**)", Some("./secrets"), false),

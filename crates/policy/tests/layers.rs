@@ -38,7 +38,7 @@ fn resolved(settings: &PolicySettings, name: &str) -> Profile {
 }
 
 #[test]
-fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
+fn a_pattern_of_a_file_drops_every_equivalent_name() {
     let passing = |source: &str, name: &str, value: &str| {
         let settings = merge(&[(ConfigLayer::User, source)]).unwrap();
         let caller = [(name.to_owned(), RawText::from(value))].into();
@@ -79,7 +79,7 @@ fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
 
 /// Every way a file can be wrong, as a person reads it.
 #[test]
-fn errors_name_the_place() {
+fn errors_name_the_position() {
     use ConfigLayer::{Project, System, User};
     let before = "level = \"restricted\"\n[profiles.web]\nwrite = [\"~/web\"]\nlimits.wall = \"10m\"\n";
     let cases = [
@@ -171,7 +171,7 @@ fn lists_are_bounded() {
 }
 
 #[test]
-fn later_layers_outweigh_and_every_value_knows_its_place() {
+fn later_layers_override_and_every_value_has_its_source() {
     let settings = merge(&[
         (ConfigLayer::Project, "approval_timeout = \"10s\"\nsandbox = \"require\"\n"),
         (ConfigLayer::User, "\napproval_mode = \"untrusted\"\napproval_timeout = \"60s\""),

@@ -212,7 +212,7 @@ fn a_file_of_another_user_is_refused() {
 }
 
 #[test]
-fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
+fn no_link_to_own_files_passes_a_writable_directory() {
     // A link at each part of the way, whether or not it leads anywhere yet.
     for (link, target) in [
         ("config/stockade", "../ws/new"),

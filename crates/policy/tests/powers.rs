@@ -85,7 +85,7 @@ fn a_granted_variable_passes_alone() {
 }
 
 #[test]
-fn what_governs_is_out_of_reach() {
+fn policy_files_are_inaccessible() {
     for grant in [
         "write /home/u/.config/stockade/config.toml",
         "write /home/u/.config/stockade",
@@ -114,7 +114,7 @@ fn what_governs_is_out_of_reach() {
 }
 
 #[test]
-fn what_is_hidden_is_written_only_if_it_can_be_read() {
+fn hidden_files_are_written_only_if_readable() {
     let write = "write /home/u/.npmrc";
     assert!(matches!(resolve("workspace", "/home/u/work", &[write]), Err(ResolveError::HiddenWrite { .. })));
     let profile = resolve("workspace", "/home/u/work", &[]).unwrap();
@@ -126,7 +126,7 @@ fn what_is_hidden_is_written_only_if_it_can_be_read() {
 }
 
 #[test]
-fn what_cannot_be_made_is_said() {
+fn a_failed_creation_is_reported() {
     let shown = |name: &str, workspace: &str| resolve(name, workspace, &[]).unwrap_err().to_string();
     assert!(shown("workspac", "/w").ends_with("hint: did you mean `workspace`?"));
     assert!(shown("\u{1b}x", "/w").starts_with("there is no profile `\\u{1b}x`"));
@@ -154,7 +154,7 @@ fn built_in_profiles() {
 /// As one that stands on the command line, so one that is agreed to while a call
 /// waits.
 #[test]
-fn nobody_agrees_to_a_power_over_what_governs() {
+fn no_approval_of_a_power_over_policy_files() {
     let settings = settings();
     let refused = |power: &str| settings.decide_governed(Path::new("/home/u/work"), &power.parse().unwrap());
     for power in [
@@ -184,7 +184,7 @@ fn mounted() -> PolicySettings {
 }
 
 #[test]
-fn another_mount_of_what_is_hidden_is_hidden() {
+fn another_mount_of_a_hidden_path_is_hidden() {
     let settings = mounted();
     let workspace = Path::new("/alt/u/work");
     let with = |grants: &[&str]| {
@@ -216,7 +216,7 @@ fn another_mount_of_what_is_hidden_is_hidden() {
 }
 
 #[test]
-fn another_mount_of_what_governs_is_out_of_reach() {
+fn another_mount_of_a_policy_file_is_inaccessible() {
     let settings = mounted();
     for workspace in ["/alt", "/alt/u", "/alt/u/.config", "/alt/u/.config/stockade/x"] {
         let error = resolve_profile(&settings, "workspace", Path::new(workspace), &[]).unwrap_err();

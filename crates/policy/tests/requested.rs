@@ -84,7 +84,7 @@ fn each_mode_decides_on_each_power() {
 }
 
 #[test]
-fn only_what_the_profile_lacks_is_asked_about() {
+fn only_powers_that_the_profile_lacks_are_asked_about() {
     check("", ApprovalMode::Never, "write /work/src", PolicyVerdict::Allow);
     let mixed = ruling("", ApprovalMode::OnRequest, &["env CI"], &["write /work/src", "write /srv/x"]);
     assert_eq!(mixed.questions, [QuestionKind::Grants { grants: vec!["write /srv/x".parse().unwrap()] }]);

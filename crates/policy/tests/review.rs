@@ -24,7 +24,7 @@ fn merge(layers: &[(ConfigLayer, &str)]) -> Result<PolicySettings, ConfigError> 
 }
 
 #[test]
-fn nobody_is_asked_unless_a_person_says_so() {
+fn no_model_is_asked_unless_configured() {
     assert_eq!(merge(&[]).unwrap().review.value, None);
     assert_eq!(merge(&[(ConfigLayer::User, "level = \"full\"")]).unwrap().review.value, None);
     let off = "[review]\nenabled = false";
@@ -65,7 +65,7 @@ fn the_values_and_their_defaults() {
 /// A stranger's repository neither sends the person's commands away nor keeps
 /// them from being looked at.
 #[test]
-fn neither_project_nor_session_has_a_say() {
+fn neither_project_nor_session_decides() {
     for section in [GOOD, "[review]\nenabled = false", "[review]", "[review.budget]\ncalls = 0"] {
         for layer in [ConfigLayer::Project, ConfigLayer::Session] {
             let error = merge(&[(ConfigLayer::User, GOOD), (layer, section)]).unwrap_err().to_string();
@@ -88,7 +88,7 @@ fn sections_do_not_mix() {
 }
 
 #[test]
-fn what_is_managed_holds() {
+fn managed_settings_are_in_force() {
     let user = "[review]\napi = \"openai\"\nendpoint = \"http://localhost:1/\"\nmodel = \"x\"\n";
     let settings = merge(&[(ConfigLayer::User, user), (ConfigLayer::Managed, GOOD)]).unwrap();
     assert_eq!(settings.review.origin.layer(), Some(ConfigLayer::Managed));
@@ -97,7 +97,7 @@ fn what_is_managed_holds() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_with_its_place() {
+fn a_contradiction_is_refused_with_its_position() {
     let with = |more: &str| format!("{GOOD}{more}");
     let plain = GOOD.replace("https://api.example.com", "http://api.example.com");
     let cases = [
@@ -121,7 +121,7 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
 
 /// Consent is bound to what may be done, not to who was asked about it.
 #[test]
-fn an_opinion_is_no_part_of_what_was_agreed_to() {
+fn an_opinion_is_no_part_of_the_approval() {
     assert_eq!(merge(&[]).unwrap().compute_digest(), merge(&[(ConfigLayer::User, GOOD)]).unwrap().compute_digest());
 }
 
@@ -154,7 +154,7 @@ fn no_run_reads_the_key() {
 }
 
 #[test]
-fn who_is_told_of_sandboxes_is_not_for_a_project_either() {
+fn a_project_does_not_set_notifications_either() {
     let notify_section = "[notify]\nprogram = [\"/usr/bin/notify-send\"]\n";
     assert!(merge(&[(ConfigLayer::System, notify_section)]).unwrap().notify.value.is_some());
     assert_eq!(

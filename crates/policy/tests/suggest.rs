@@ -86,7 +86,7 @@ fn learned(script: &str, granted: &[&str], refused: &[&str]) -> SuggestionData {
 }
 
 #[test]
-fn exactly_what_was_agreed_to() {
+fn exactly_the_approved_access() {
     let settings = settings("");
     let learned = learned(
         "pip install numpy",
@@ -122,7 +122,7 @@ fn exactly_what_was_agreed_to() {
 }
 
 #[test]
-fn never_credentials_protected_names_or_what_governs() {
+fn never_credentials_protected_names_or_policy_files() {
     let settings = settings("");
     for grant in [
         "read /home/u/.ssh",
@@ -225,7 +225,7 @@ fn traced(reads: &[(&str, u64)]) -> SuggestionData {
 }
 
 #[test]
-fn a_traced_run_hides_what_it_did_not_read() {
+fn a_traced_run_hides_unread_files() {
     let read = [
         ("/etc/passwd", 0),
         ("/home/u/", 0),
@@ -279,7 +279,7 @@ fn a_traced_run_hides_what_it_did_not_read() {
 }
 
 #[test]
-fn a_directory_of_what_was_read_only_where_it_is_asked_for_and_never_over_a_credential() {
+fn a_directory_of_read_files_only_on_request_and_never_over_a_credential() {
     let many = traced(&[
         ("/home/u/lib/a", 0),
         ("/home/u/lib/b", 0),

@@ -402,7 +402,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_person_reads() {
+fn texts_for_users() {
     let mut text = String::new();
     for (tier, rule, grants, place) in [
         (Tier::Allow, RuleCase::None, GrantCase::None, Place::Workspace),

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_used_up() {
+    fn unreadable_budgets_count_as_spent() {
         let dir = tempfile::tempdir().unwrap();
         let session = "ses_1".parse().unwrap();
         for bad in ["x", "1", "1 2 3", "-1 2"] {

@@ -161,7 +161,7 @@ fn both_protocols() {
 }
 
 #[test]
-fn the_request_is_what_was_recorded_and_holds_no_secret() {
+fn the_request_is_the_recorded_one_and_contains_no_secret() {
     for (api, header) in [(ModelApi::OpenAi, "authorization: Bearer "), (ModelApi::Anthropic, "x-api-key: ")] {
         let (port, requests) = serve(sends(ok("{}")));
         let house = house(api, &format!("http://127.0.0.1:{port}/v1/x?y=z"));
@@ -183,7 +183,7 @@ fn the_request_is_what_was_recorded_and_holds_no_secret() {
 }
 
 #[test]
-fn a_held_call_is_told_with_what_was_refused() {
+fn a_held_call_is_reported_with_its_refused_object() {
     let (port, requests) = serve(sends(ok(&chat(LOW))));
     let house = house(ModelApi::OpenAi, &format!("http://127.0.0.1:{port}/"));
     assert_eq!(house.review(&sample_hold()).opinion.unwrap().risk, RiskLevel::Low);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_stands_in_a_header_alone() {
+    fn the_key_is_in_a_header_alone() {
         for api in [ModelApi::OpenAi, ModelApi::Anthropic] {
             assert!(api.request_headers(Some("k3y")).iter().any(|(_, value)| value.contains("k3y")));
             assert!(api.request_headers(None).iter().all(|(_, value)| !value.contains("k3y")));

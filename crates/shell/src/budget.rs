@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_spent_stays_spent() {
+    fn spent_budgets_stay_spent() {
         let budget = WorkBudget::from_units(5);
         assert!(budget.spend_units(5) && budget.is_spent() && !budget.spend_units(1));
         let budget = WorkBudget::from_units(5);

@@ -380,7 +380,7 @@ fn run_rounds(seed: u64, rounds: usize) -> ComparisonTally {
 }
 
 #[test]
-fn what_bash_runs_is_what_was_seen() {
+fn bash_runs_exactly_the_parsed_commands() {
     let tally = run_rounds(0x5eed_0002, 1500);
     println!("{} scripts allowed, {} commands run by bash", tally.allowed, tally.run);
     assert!(

@@ -191,7 +191,7 @@ fn further() -> Vec<Further> {
 /// Further lines, labelled by the same conventions before they were first tried:
 /// a line whose answer differs names the answer and the reason.
 #[test]
-fn further_lines_are_answered_as_told() {
+fn further_lines_have_the_agreed_tier() {
     let context = context(true);
     let mut faults = Vec::new();
     let mut hits = [(0, 0); 3];
@@ -283,7 +283,7 @@ fn the_tier_does_not_depend_on_where_the_workspace_lies() {
 
 /// What lies beside a workspace is a person's, wherever that is; the system is not.
 #[test]
-fn what_lies_beside_the_workspace_is_no_part_of_the_system() {
+fn siblings_of_the_workspace_are_no_part_of_the_system() {
     for workspace in ["/home/dev/proj", "/srv/app", "/opt/work/app", "/var/www/site"] {
         let tier_of = |text: &str| assess_script(text.as_bytes(), &context_at("/home/dev", workspace, true)).tier;
         for text in ["cp -r src ../backup/", "mv x ../moved", "mkdir ../new && echo x >../new/x"] {

@@ -87,7 +87,7 @@ fn an_effect_is_not_hidden_by_bulk() {
 }
 
 #[test]
-fn code_in_the_text_is_told_as_that() {
+fn code_in_the_text_is_reported_as_code() {
     let messages = |command: &str| -> Vec<String> {
         assess_script(command.as_bytes(), &context()).findings.into_iter().map(|found| found.message).collect()
     };

@@ -364,7 +364,7 @@ fn submodules_are_looked_for() {
 
 /// What is allowed without a look must not be reached by any driver.
 #[test]
-fn what_needs_no_look_runs_nothing() {
+fn unneeded_checks_run_nothing() {
     let repository = Repository::new();
     for key in ["filter.evil.clean", "diff.evil.textconv", "diff.evil.command", "diff.external", "merge.evil.driver"] {
         repository.config(key, &repository.evil());
@@ -471,7 +471,7 @@ fn only_an_allowed_command_carries_anything() {
 
 /// Which repository it is, or what it is by then, is not in the text.
 #[test]
-fn a_repository_that_cannot_be_told_is_unknown() {
+fn an_unidentifiable_repository_is_unknown() {
     for (command, is_unknown) in [
         ("git commit -m x", false),
         ("git -C sub commit -m x", false),

@@ -32,7 +32,7 @@ fn shells_take_commands_and_interpreters_programs() {
 }
 
 #[test]
-fn what_cannot_be_told_takes_commands() {
+fn unknown_programs_take_commands() {
     for script in [
         "exec bash",
         "cd x && sh",
@@ -49,7 +49,7 @@ fn what_cannot_be_told_takes_commands() {
 }
 
 #[test]
-fn what_is_not_whole_is_not_understood() {
+fn incomplete_input_is_not_accepted() {
     for (script, whole) in [
         ("echo a\n", true),
         ("if true; then\n", false),

@@ -198,7 +198,7 @@ fn signatures_of_a_run_are_bounded() {
 }
 
 #[test]
-fn what_cannot_be_given_is_missing() {
+fn unavailable_layers_are_missing() {
     let known = KnownHosts::default();
     let missing = |key_use: SignUse| SigningRules::new(&[key_use], &[identity(1)], known.clone()).unwrap_err();
     assert_eq!(missing(used(2, "for git")), UnmetGrantError::Key(used(2, "for git")));

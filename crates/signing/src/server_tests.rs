@@ -109,7 +109,7 @@ fn the_socket_has_no_name_and_the_agent_of_the_person_is_asked_for_signatures_al
 }
 
 #[test]
-fn what_is_no_message_ends_its_connection_alone() {
+fn a_malformed_message_ends_its_connection_alone() {
     let lab = lab();
     for bytes in [&[0, 0, 0, 0][..], &[0, 4, 0, 1, 11], &[0xff; 8]] {
         let mut stream = connect(&lab.socket);
@@ -158,7 +158,7 @@ fn nothing_answers_once_the_run_is_over() {
 }
 
 #[test]
-fn what_cannot_be_given_is_said_with_what_to_do() {
+fn an_impossible_power_is_reported_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let (agent, _agent_requests) = persons_agent(directory.path());
     let key = |seed| compute_fingerprint(&TestKey::new(seed).public_key_bytes()).unwrap();

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_off_is_not_read() {
+    fn truncated_input_is_not_read() {
         let mut out = Vec::new();
         put_string(&mut out, b"abc");
         for length in 0..out.len() {

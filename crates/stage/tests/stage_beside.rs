@@ -45,7 +45,7 @@ impl CommitObserver for Beside {
 }
 
 #[test]
-fn no_repository_stands_for_a_moment() {
+fn no_repository_exists_for_a_moment() {
     let scene = Scene::new("mkdir d");
     let id = scene.staged(STAGED);
     let directory = scene.workspace().join("d");
@@ -88,7 +88,7 @@ fn cut_off(scene: &Scene, beside: &str) -> Vec<RecoveryResult> {
 }
 
 #[test]
-fn a_commit_that_was_cut_off_is_judged_when_it_is_finished() {
+fn an_interrupted_commit_is_checked_when_it_is_finished() {
     let scene = Scene::new("mkdir d");
     let recovered = cut_off(&scene, "mkdir d/refs");
     assert!(matches!(recovered[..], [RecoveryResult { end: RecoveryEnd::Undone(_), .. }]), "{recovered:?}");

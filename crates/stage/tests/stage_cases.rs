@@ -82,7 +82,7 @@ fn sockets_are_kept_as_names() {
 }
 
 #[test]
-fn what_was_made_and_removed_again_is_nothing() {
+fn an_object_made_and_removed_is_no_change() {
     let scene = Scene::new("echo a >a");
     let id = scene.staged("touch absent; sync; rm absent; : >>a");
     let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
@@ -130,8 +130,8 @@ os.setxattr(\"a\", \"system.posix_acl_access\", struct.pack(\"<I\", 2) + b\"\".j
 }
 
 #[test]
-fn what_its_owner_may_not_change_is_changed_and_stays_so() {
-    roles::in_each_role("what_its_owner_may_not_change_is_changed_and_stays_so", || {
+fn objects_read_only_for_their_owner_are_changed_and_stay_so() {
+    roles::in_each_role("objects_read_only_for_their_owner_are_changed_and_stay_so", || {
         let closed = "mkdir -p d/e; echo a >d/a; echo x >d/e/x; touch -d 2001-01-01 d; chmod 555 d/e d";
         check(closed, "chmod 755 d; echo b >d/b; rm d/a; touch -d 2002-02-02 d; chmod 555 d");
         check(closed, "chmod 755 d d/e; rm -r d");
@@ -218,7 +218,7 @@ fn a_part_is_committed_and_the_rest_stays() {
 }
 
 #[test]
-fn a_part_of_what_goes_as_a_whole_is_refused() {
+fn a_part_of_an_indivisible_change_is_refused() {
     let scene = Scene::new("mkdir d; echo x >d/x; echo f >f");
     let id = scene.staged("rm -r d; rm f; mkdir f; echo in >f/in; touch g");
     for (path, within) in [("d/x", Some("d")), ("f/in", Some("f")), ("nothing", None), ("g/x", None)] {
@@ -293,7 +293,7 @@ fn conflicts(before: &str, script: &str, meanwhile: &str, expected: &[(&str, Wor
 }
 
 #[test]
-fn what_the_workspace_changed_meanwhile_is_never_overwritten() {
+fn changes_of_the_workspace_are_never_overwritten() {
     use WorkspaceChange::Changed;
     let one = "echo a >a; mkdir -p d/e; echo x >d/e/x";
     conflicts(one, "echo b >>a", "echo c >>a", &[("a", Changed)]);
@@ -332,7 +332,7 @@ fn a_long_name_of_directories_is_walked_and_a_longer_one_refused() {
 }
 
 #[test]
-fn the_kinds_are_told() {
+fn the_kinds_are_printed() {
     let scene = Scene::new("true");
     let id = scene.staged("mkfifo p; ln -s x l; mkdir d; touch f");
     let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
@@ -386,7 +386,7 @@ fn thousands_of_files_are_committed_with_progress() {
 }
 
 #[test]
-fn what_a_power_failure_may_have_torn_is_not_committed() {
+fn content_torn_by_a_power_failure_is_not_committed() {
     let scene = Scene::new("echo a >a");
     let id = scene.staged("echo b >>a");
     let meta = scene.root.join("stages").join(id.as_str()).join("meta.json");

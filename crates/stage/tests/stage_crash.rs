@@ -249,14 +249,14 @@ fn intrude(at: CommitPoint, script: &str, path: &str, after: &str) {
 }
 
 #[test]
-fn what_changes_after_the_decision_is_not_overwritten() {
+fn changes_after_the_decision_are_not_overwritten() {
     let after = "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n";
     intrude(CommitPoint::Decided, "echo mine >>a", "a", after);
 }
 
 /// A file is put into a directory that is to go, when everything was looked at.
 #[test]
-fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
+fn files_added_after_the_check_are_not_lost_with_the_directory() {
     let after = "grep -q mine old/deep/mine; test -e gone; test ! -e n";
     intrude(CommitPoint::Ready, "echo mine >old/deep/mine", "old", after);
 }
@@ -295,7 +295,7 @@ fn on_a_small_disk() {
 }
 
 #[test]
-fn a_full_disk_is_said_and_changes_nothing() {
+fn a_full_disk_is_reported_and_changes_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mount = "mount -t tmpfs -o size=1m small \"$0\" && SMALL_DISK=\"$0\" exec \"$@\"";
     let output = Command::new("unshare")

@@ -72,7 +72,7 @@ fn play<S: Strategy>(strategy: S, check: impl Fn(S::Value)) {
 const NAMES: [&str; 2] = ["journal", "journal-done"];
 
 #[test]
-fn what_is_no_journal_is_said_and_nothing_is_done() {
+fn a_malformed_journal_is_reported_and_nothing_is_done() {
     let valid = br#"{"depot":"stage","checked":{"seconds":1,"nanoseconds":2},"steps":[{"open":{"path":"d","before":1}}],"settled":[],"is_all":false}"#;
     let any = prop::collection::vec(any::<u8>(), 0..200);
     // A journal cut short, as one that is being written would be.

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts() {
+    fn persistent_state() {
         let check = |answer, expected| assert_eq!(persistent_part(answer), expected, "{answer:?}");
         check(ApprovalAnswer::Abort, None);
         check(ApprovalAnswer::TimedOut, None);

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_nobody_reviewed_do_not_exist() {
+    fn unreviewed_system_calls_do_not_exist() {
         check(&[], 500, [0; 6], SeccompAction::Allow);
         check(&[], 501, [0; 6], SeccompAction::Errno(libc::ENOSYS as u16));
         check(&[], u32::MAX, [0; 6], SeccompAction::Errno(libc::ENOSYS as u16));
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_encoded_is_an_error() {
+    fn unencodable_values_are_errors() {
         let long: Vec<_> =
             (0..200).map(|v| rule(1, &[ArgumentCondition::argument_equals(0, v)], SeccompAction::Notify)).collect();
         assert_eq!(compile_rules(&long, 500, SeccompAction::Allow), Err(CompileError::BlockTooLong(1)));

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_cut_off_is_an_error() {
+    fn overlong_and_truncated_messages_are_errors() {
         for bytes in [&[0xff; 8][..], &[9, 0, 0, 0, 1]] {
             let (one, other) = pair();
             rustix::io::write(one.stream(), bytes).unwrap();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_is_a_fault() {
+    fn unmapped_memory_is_a_fault() {
         assert_eq!(read_c_string(std::process::id(), 16, 100).unwrap_err(), Errno::FAULT);
         assert_eq!(read_c_string(std::process::id(), u64::MAX, 100).unwrap_err(), Errno::FAULT);
         assert_eq!(read_exact(std::process::id(), 16, &mut [0; 8]).unwrap_err(), Errno::FAULT);

@@ -187,7 +187,7 @@ mod tests {
     static ALLOCATOR: ArenaAllocator = ArenaAllocator;
 
     #[test]
-    fn a_child_finds_what_was_made_after_its_fork() {
+    fn a_child_finds_objects_made_after_its_fork() {
         let arena = SharedArena::reserve_arena().unwrap();
         assert!(SharedArena::reserve_arena().is_err());
         assert!(published_value::<Vec<String>>().is_none());

@@ -334,7 +334,7 @@ mod tests {
     use crate::TestUser;
 
     #[test]
-    fn a_world_is_built_and_goes_without_trace() {
+    fn a_world_is_built_and_removed_without_trace() {
         let base = tempfile::tempdir().unwrap();
         let account = UserAccount::for_user(TestUser::available_users()[0]).unwrap();
         let top = base.path().join("lab");

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_are_told_apart() {
+    fn ends_are_distinguished() {
         let long = Duration::from_secs(20);
         assert_eq!(shell("exit 3", long).ended, ProgramEnd::Code(3));
         assert_eq!(shell("kill -9 $$", long).ended, ProgramEnd::Signal(9));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_each_is_told_apart() {
+    fn results_of_all_files_are_distinguished() {
         let tasks: Vec<u8> = vec![PASSED, FAILED, UNAVAILABLE, DECLARED, PASSED];
         let tally = run_tasks(tasks, 2, |code| {
             Ok(ProgramOutput {

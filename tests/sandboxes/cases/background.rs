@@ -8,7 +8,7 @@ use crate::sleepers;
 
 super::cases! { "background":
     it_lives_on_where_it_is_kept, a_later_command_finds_and_ends_it, it_serves_later_commands, it_ends_where_it_is_to_end,
-    what_left_its_session_ends_too, it_ends_with_the_sandbox, the_end_of_one_is_not_that_of_another,
+    processes_that_left_their_session_end_too, it_ends_with_the_sandbox, the_end_of_one_is_not_that_of_another,
     its_output_does_not_hold_the_command_up, it_writes_on,
 }
 
@@ -62,7 +62,7 @@ fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
+fn processes_that_left_their_session_end_too(bench: &Bench) -> Verdict {
     bench.require_ends_background()?;
     let place = bench.place_with(|plan| plan.background = BackgroundPolicy::End);
     let mark = sleepers::mark(4);

@@ -7,13 +7,13 @@ use crate::Verdict;
 use crate::bench::{Bench, event_timeout, grant, inside};
 
 super::cases! { "denials":
-    a_write_outside_is_told, a_protected_name_is_told, what_would_have_let_it_pass_is_told, who_did_it_is_told, equal_refusals_are_told_alike,
-    refusals_of_descendants_are_told, refusals_are_those_of_their_command, a_refused_program_is_told, what_may_be_done_is_told_of_nobody,
-    nothing_is_written_where_it_was_refused, with_the_grant_it_goes, a_grant_for_a_directory_stops_at_what_is_protected_in_it,
-    a_grant_beyond_the_sandbox_is_refused, what_a_command_left_is_told_of_too, failed_reads_are_no_refusals,
+    a_write_outside_is_reported, a_protected_name_is_reported, the_sufficient_grant_is_reported, the_process_is_reported, equal_refusals_are_reported_alike,
+    refusals_of_descendants_are_reported, refusals_are_those_of_their_command, a_refused_program_is_reported, permitted_accesses_are_not_reported,
+    nothing_is_written_where_it_was_refused, with_the_grant_it_works, a_grant_for_a_directory_excludes_protected_paths_in_it,
+    a_grant_beyond_the_sandbox_is_refused, background_processes_refusals_are_reported_too, failed_reads_are_no_refusals,
 }
 
-fn a_write_outside_is_told(bench: &Bench) -> Verdict {
+fn a_write_outside_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("echo x > /home/x; mkdir /var/d; true");
@@ -22,7 +22,7 @@ fn a_write_outside_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_protected_name_is_told(bench: &Bench) -> Verdict {
+fn a_protected_name_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("echo x > .bashrc; mkdir .hg; true");
@@ -32,7 +32,7 @@ fn a_protected_name_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
+fn the_sufficient_grant_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("mkdir .hg; true");
@@ -41,7 +41,7 @@ fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn who_did_it_is_told(bench: &Bench) -> Verdict {
+fn the_process_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("python3 -c 'open(\".bashrc\", \"w\")'; true");
@@ -50,7 +50,7 @@ fn who_did_it_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn equal_refusals_are_told_alike(bench: &Bench) -> Verdict {
+fn equal_refusals_are_reported_alike(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("for i in 1 2 3 4 5; do bash -c 'echo x > .bashrc'; done; true");
@@ -60,7 +60,7 @@ fn equal_refusals_are_told_alike(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn refusals_of_descendants_are_told(bench: &Bench) -> Verdict {
+fn refusals_of_descendants_are_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run("bash -c '(setsid bash -c \"echo x > .envrc\"; true)'");
@@ -76,7 +76,7 @@ fn refusals_are_those_of_their_command(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_refused_program_is_told(bench: &Bench) -> Verdict {
+fn a_refused_program_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let mut plan = inside("git --version; true");
@@ -87,7 +87,7 @@ fn a_refused_program_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_may_be_done_is_told_of_nobody(bench: &Bench) -> Verdict {
+fn permitted_accesses_are_not_reported(bench: &Bench) -> Verdict {
     let ran = bench.place().run(
         "touch a; mkdir b; mv a b; chmod 600 b/a; echo x > /tmp/t; echo x > ~/h; rm -r b; cat /etc/passwd >/dev/null",
     );
@@ -112,7 +112,7 @@ fn nothing_is_written_where_it_was_refused(bench: &Bench) -> Verdict {
     place.require_exact()
 }
 
-fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
+fn with_the_grant_it_works(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let mut plan = inside("mkdir .git && touch .git/x");
@@ -124,7 +124,7 @@ fn with_the_grant_it_goes(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_grant_for_a_directory_stops_at_what_is_protected_in_it(bench: &Bench) -> Verdict {
+fn a_grant_for_a_directory_excludes_protected_paths_in_it(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let mut plan =
@@ -154,7 +154,7 @@ fn a_grant_beyond_the_sandbox_is_refused(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_a_command_left_is_told_of_too(bench: &Bench) -> Verdict {
+fn background_processes_refusals_are_reported_too(bench: &Bench) -> Verdict {
     bench.require_keeps_background()?;
     let place = bench.place();
     place.require_exact()?;

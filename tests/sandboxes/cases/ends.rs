@@ -7,14 +7,14 @@ use crate::bench::{Bench, Going, Place, inside, wait_until};
 use crate::sleepers;
 
 super::cases! { "ends":
-    every_class_of_exit_code_is_told, each_signal_is_told_as_itself, a_shell_says_128_and_the_signal,
-    a_signal_reaches_the_command, a_signal_reaches_its_group, what_is_caught_is_the_commands_own, a_signal_may_be_ignored,
-    a_kill_takes_all_of_it, a_stopped_command_goes_on, a_core_is_dumped_nowhere, orphans_are_reaped,
-    a_signal_after_the_end_is_nothing, dropping_an_attempt_ends_it, killing_one_leaves_the_other, usage_is_told_at_the_end,
-    what_is_not_awaited_does_not_delay_the_end, a_kill_before_a_word_is_an_end,
+    every_class_of_exit_code_is_reported, each_signal_is_reported_as_itself, a_shell_exits_with_128_plus_the_signal,
+    a_signal_reaches_the_command, a_signal_reaches_its_group, captured_output_is_the_commands_own, a_signal_may_be_ignored,
+    a_kill_takes_all_of_it, a_stopped_command_continues, a_core_is_dumped_nowhere, orphans_are_reaped,
+    a_signal_after_the_end_is_nothing, dropping_an_attempt_ends_it, killing_one_leaves_the_other, usage_is_reported_at_the_end,
+    an_unawaited_process_does_not_delay_the_end, a_kill_before_a_word_is_an_end,
 }
 
-fn every_class_of_exit_code_is_told(bench: &Bench) -> Verdict {
+fn every_class_of_exit_code_is_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     for code in [0, 1, 2, 42, 77, 124, 125, 126, 127, 128, 130, 255] {
         place.run(&format!("exit {code}")).ended(CommandEnd::Exited(code));
@@ -22,7 +22,7 @@ fn every_class_of_exit_code_is_told(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn each_signal_is_told_as_itself(bench: &Bench) -> Verdict {
+fn each_signal_is_reported_as_itself(bench: &Bench) -> Verdict {
     let place = bench.place();
     for signal in [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 31, 34, 64] {
         place.run(&format!("ulimit -c 0; kill -{signal} $$")).ended(CommandEnd::Signaled(signal));
@@ -30,7 +30,7 @@ fn each_signal_is_told_as_itself(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_shell_says_128_and_the_signal(bench: &Bench) -> Verdict {
+fn a_shell_exits_with_128_plus_the_signal(bench: &Bench) -> Verdict {
     assert_eq!(bench.place().prints("bash -c 'kill -TERM $$' 2>/dev/null; echo $?"), "143\n");
     Ok(())
 }
@@ -61,7 +61,7 @@ fn a_signal_reaches_its_group(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_caught_is_the_commands_own(bench: &Bench) -> Verdict {
+fn captured_output_is_the_commands_own(bench: &Bench) -> Verdict {
     let place = bench.place();
     let going = ready(&place, "trap 'echo caught; exit 9' TERM; touch ready; while :; do sleep 0.02; done");
     going.attempt.send_signal(15);
@@ -92,7 +92,7 @@ fn a_kill_takes_all_of_it(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_stopped_command_goes_on(bench: &Bench) -> Verdict {
+fn a_stopped_command_continues(bench: &Bench) -> Verdict {
     let place = bench.place();
     let count = "touch ready; while [ ! -e over ]; do echo >> n; sleep 0.01; done; exit 3";
     let going = ready(&place, count);
@@ -159,7 +159,7 @@ fn killing_one_leaves_the_other(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn usage_is_told_at_the_end(bench: &Bench) -> Verdict {
+fn usage_is_reported_at_the_end(bench: &Bench) -> Verdict {
     let burn = "python3 -c 'import time; e = time.process_time() + 0.4\nwhile time.process_time() < e: pass'";
     let ran = bench.place().run(burn);
     ran.ok();
@@ -168,7 +168,7 @@ fn usage_is_told_at_the_end(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_not_awaited_does_not_delay_the_end(bench: &Bench) -> Verdict {
+fn an_unawaited_process_does_not_delay_the_end(bench: &Bench) -> Verdict {
     bench.require_keeps_background()?;
     let place = bench.place();
     place.run("sleep 1000 >/dev/null 2>&1 </dev/null & exit 2").ended(CommandEnd::Exited(2));

@@ -8,8 +8,8 @@ use crate::Verdict;
 use crate::bench::{Bench, Place, command, python};
 
 super::cases! { "environment":
-    there_is_what_the_plan_says, nothing_of_the_caller_is_there, values_arrive_as_they_are, values_need_not_be_text,
-    a_large_value_arrives, it_may_be_nearly_empty, one_command_has_not_what_another_had,
+    the_plans_paths_exist, nothing_of_the_caller_is_there, values_arrive_as_they_are, values_need_not_be_text,
+    a_large_value_arrives, it_may_be_nearly_empty, one_command_lacks_the_powers_of_another,
     it_is_not_seen_by_other_commands_users,
 }
 
@@ -22,7 +22,7 @@ fn shown(place: &Place, variables: &[(&str, &[u8])]) -> String {
     place.run_plan(&plan).ok()
 }
 
-fn there_is_what_the_plan_says(bench: &Bench) -> Verdict {
+fn the_plans_paths_exist(bench: &Bench) -> Verdict {
     let output = shown(&bench.place(), &[("A", b"1"), ("HOME", b"/home/agent")]);
     assert!(output.contains("(b'A', b'1')") && output.contains("(b'HOME', b'/home/agent')"), "{output}");
     Ok(())
@@ -70,7 +70,7 @@ fn it_may_be_nearly_empty(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn one_command_has_not_what_another_had(bench: &Bench) -> Verdict {
+fn one_command_lacks_the_powers_of_another(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("export LEFT=1; echo export LEFT=1 > ~/.bashrc.x");
     assert_eq!(place.prints("echo ${LEFT-none}"), "none\n");

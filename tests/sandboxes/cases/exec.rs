@@ -12,10 +12,10 @@ use crate::bench::{Bench, Place, command, inside};
 super::cases! { "exec":
     a_script_is_run, words_arrive_as_they_are, words_need_not_be_text, an_empty_word_is_a_word, a_thousand_words_arrive,
     a_long_word_arrives, a_name_is_looked_up_in_path, a_path_of_the_plan_is_the_one_looked_up, an_absolute_program_is_run,
-    a_program_of_the_workspace_is_run, an_absent_program_is_told_as_that, an_absent_path_is_told_as_that,
-    what_may_not_be_executed_is_told_as_that, a_directory_is_no_program, a_file_without_a_header_is_no_program,
-    nothing_ran_where_nothing_was_found, commands_find_what_earlier_ones_left, twenty_commands_after_each_other,
-    ten_commands_at_once, a_command_beside_a_long_one, what_is_executed_is_told, a_program_by_its_link_is_run,
+    a_program_of_the_workspace_is_run, an_absent_program_is_reported_as_absent, an_absent_path_is_reported_as_absent,
+    an_unexecutable_program_is_reported_as_such, a_directory_is_no_program, a_file_without_a_header_is_no_program,
+    nothing_ran_where_nothing_was_found, commands_find_files_of_earlier_ones, twenty_commands_after_each_other,
+    ten_commands_at_once, a_command_beside_a_long_one, executed_programs_are_reported, a_program_by_its_link_is_run,
 }
 
 const SHOW: &str = "import sys, os; print([os.fsencode(word) for word in sys.argv[1:]])";
@@ -99,12 +99,12 @@ fn a_program_by_its_link_is_run(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn an_absent_program_is_told_as_that(bench: &Bench) -> Verdict {
+fn an_absent_program_is_reported_as_absent(bench: &Bench) -> Verdict {
     bench.place().run_plan(&command(&["no-such-program"])).ended(CommandEnd::NotFound);
     Ok(())
 }
 
-fn an_absent_path_is_told_as_that(bench: &Bench) -> Verdict {
+fn an_absent_path_is_reported_as_absent(bench: &Bench) -> Verdict {
     bench.place().run_plan(&command(&["/no/such/program"])).ended(CommandEnd::NotFound);
     Ok(())
 }
@@ -115,7 +115,7 @@ fn not_executable(place: &Place, program: &str) {
     assert!(matches!(ran.end.end, CommandEnd::NotExecutable(_)), "{ran:?}");
 }
 
-fn what_may_not_be_executed_is_told_as_that(bench: &Bench) -> Verdict {
+fn an_unexecutable_program_is_reported_as_such(bench: &Bench) -> Verdict {
     let place = bench.place();
     fs::write(place.work("text"), "#!/bin/sh\n").unwrap();
     not_executable(&place, "./text");
@@ -142,7 +142,7 @@ fn nothing_ran_where_nothing_was_found(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn commands_find_what_earlier_ones_left(bench: &Bench) -> Verdict {
+fn commands_find_files_of_earlier_ones(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("echo one > a; echo home > ~/h; echo temp > /tmp/t");
     assert_eq!(place.prints("cat a ~/h /tmp/t"), "one\nhome\ntemp\n");
@@ -180,7 +180,7 @@ fn a_command_beside_a_long_one(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_executed_is_told(bench: &Bench) -> Verdict {
+fn executed_programs_are_reported(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.require_exact()?;
     let ran = place.run_plan(&AttemptPlan { ..inside("/bin/true; exec cat /dev/null") });

@@ -11,10 +11,10 @@ use crate::Verdict;
 use crate::bench::{Bench, inside};
 
 super::cases! { "files":
-    the_workspace_is_the_hosts_directory, what_the_host_writes_is_seen, the_home_is_the_hosts_directory,
+    the_workspace_is_the_hosts_directory, writes_by_the_host_are_seen, the_home_is_the_hosts_directory,
     temp_is_private_and_shared_by_its_commands, temp_is_not_the_hosts, temp_is_bounded, the_system_cannot_be_written,
     nothing_is_above_the_workspace, the_hosts_files_are_not_there, a_link_out_leads_nowhere, a_hard_link_out_cannot_be_made,
-    programs_look_at_files, what_is_hidden_is_not_read, renames_are_whole, modes_and_times_are_kept, sparse_and_large_files_work, pipes_and_sockets_can_be_made,
+    programs_look_at_files, hidden_files_are_not_read, renames_are_whole, modes_and_times_are_kept, sparse_and_large_files_work, pipes_and_sockets_can_be_made,
     devices_cannot_be_made, there_are_few_devices, locks_hold_between_commands, memory_is_shared_through_a_file,
     a_file_without_a_name_can_be_made, names_need_not_be_text, long_names_and_deep_trees_work, attributes_of_users_are_kept_or_refused,
     a_change_is_noticed, kernel_settings_cannot_be_written, nothing_can_be_mounted, the_trees_are_reached_from_outside,
@@ -34,7 +34,7 @@ fn programs_look_at_files(bench: &Bench) -> Verdict {
 /// Of every system, and open to all: a file, and a directory, whose names may be listed.
 const OPEN: [&str; 2] = ["/usr/lib/os-release", "/etc/alternatives"];
 
-fn what_is_hidden_is_not_read(bench: &Bench) -> Verdict {
+fn hidden_files_are_not_read(bench: &Bench) -> Verdict {
     let look = format!("cat {}; echo; cat {}/README; true", OPEN[0], OPEN[1]);
     let (file, beneath) = bench.place().prints(&look).split_once("\n\n").map(|(a, b)| (a.len(), b.len())).unwrap();
     assert!(file > 0 && beneath > 0);
@@ -54,7 +54,7 @@ fn the_workspace_is_the_hosts_directory(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_the_host_writes_is_seen(bench: &Bench) -> Verdict {
+fn writes_by_the_host_are_seen(bench: &Bench) -> Verdict {
     let place = bench.place();
     fs::write(place.work("in"), "first").unwrap();
     assert_eq!(place.prints("cat in"), "first");

@@ -7,9 +7,9 @@ use crate::Verdict;
 use crate::bench::{Bench, Declared, Heard, Place, grant, wait_until};
 
 super::cases! { "holds":
-    a_yes_lets_it_go_on, a_no_lets_it_fail, what_was_given_is_the_commands_alone, two_may_wait_at_once, equal_calls_share_a_question,
-    whoever_else_there_is_goes_on, a_question_goes_with_its_asker, a_kill_ends_who_waits, a_late_answer_is_nothing,
-    an_answer_to_nobody_is_nothing, a_partial_yes_is_a_no, nothing_waits_where_nobody_was_told_to_hold, a_pause_keeps_the_question,
+    a_yes_lets_it_go_on, a_no_lets_it_fail, a_grant_is_for_its_command_alone, two_may_wait_at_once, equal_calls_share_a_question,
+    the_other_sandboxes_continue, a_question_is_withdrawn_with_its_process, a_kill_ends_a_waiting_process, a_late_answer_is_nothing,
+    an_answer_without_a_question_is_ignored, a_partial_yes_is_a_no, nothing_waits_without_an_order_to_hold, a_pause_keeps_the_question,
     questions_of_two_commands_are_their_own,
 }
 
@@ -53,7 +53,7 @@ fn a_no_lets_it_fail(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_was_given_is_the_commands_alone(bench: &Bench) -> Verdict {
+fn a_grant_is_for_its_command_alone(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc; echo y >> .bashrc");
     let question = going.question();
@@ -93,7 +93,7 @@ fn equal_calls_share_a_question(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn whoever_else_there_is_goes_on(bench: &Bench) -> Verdict {
+fn the_other_sandboxes_continue(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("(until [ -e go ]; do sleep 0.02; done; touch went) & echo x > .bashrc; wait");
     let question = going.question();
@@ -104,7 +104,7 @@ fn whoever_else_there_is_goes_on(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_question_goes_with_its_asker(bench: &Bench) -> Verdict {
+fn a_question_is_withdrawn_with_its_process(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let script = "bash -c 'echo $$ > pid; echo x > .bashrc' & until [ -e go ]; do sleep 0.02; done; kill -KILL $(cat pid); wait; echo over";
     let mut going = place.start_held(script);
@@ -117,7 +117,7 @@ fn a_question_goes_with_its_asker(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_kill_ends_who_waits(bench: &Bench) -> Verdict {
+fn a_kill_ends_a_waiting_process(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc");
     going.question();
@@ -138,7 +138,7 @@ fn a_late_answer_is_nothing(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn an_answer_to_nobody_is_nothing(bench: &Bench) -> Verdict {
+fn an_answer_without_a_question_is_ignored(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc; true");
     let question = going.question();
@@ -157,7 +157,7 @@ fn a_partial_yes_is_a_no(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn nothing_waits_where_nobody_was_told_to_hold(bench: &Bench) -> Verdict {
+fn nothing_waits_without_an_order_to_hold(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     assert_eq!(place.run("echo x > .bashrc || echo refused").ok(), "refused\n");
     Ok(())

@@ -6,7 +6,7 @@ use std::fs;
 use crate::Verdict;
 use crate::bench::{Bench, command};
 
-super::cases! { "introspection": the_walls_are_those_that_were_committed }
+super::cases! { "introspection": the_namespaces_are_the_committed_ones }
 
 /// The program that looks.
 const PROBE: &str = include_str!("../introspection/probe.py");
@@ -21,7 +21,7 @@ const COMMITTED: &[(&str, &str)] = &[
 ];
 const NATIVE: &str = include_str!("../introspection/native.txt");
 
-fn the_walls_are_those_that_were_committed(bench: &Bench) -> Verdict {
+fn the_namespaces_are_the_committed_ones(bench: &Bench) -> Verdict {
     let names = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
     let host =
         names.map(|name| format!("{name}={}", fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display()));

@@ -16,9 +16,9 @@ use stockade_model::{BackgroundPolicy, SandboxId};
 use crate::bench::{Bench, CAPTURE, Declared, Going, Place, event_timeout, inside, wait_until};
 use crate::{Verdict, sleepers};
 
-super::cases! { "killed": fifty_are_found_again_or_gone_at_an_early_moment, fifty_are_found_again_or_gone_when_all_work,
-who_kills_the_first_process_is_told_of, who_kills_what_started_them_is_told_of, who_kills_all_is_told_of,
-who_stops_what_started_them_can_be_killed }
+super::cases! { "killed": fifty_sandboxes_are_found_again_or_removed_at_an_early_moment, fifty_sandboxes_are_found_again_or_removed_while_all_work,
+a_process_that_kills_the_init_is_reported, a_process_that_kills_its_launcher_is_reported, a_process_that_kills_all_is_reported,
+a_process_that_stops_its_launcher_can_be_killed }
 
 const FIFTY: usize = 50;
 /// Made and found again at a time: most of it is waiting for the engine of containers.
@@ -130,11 +130,11 @@ fn whole(place: &Place, works: bool) {
     place.sandbox().destroy().unwrap();
 }
 
-fn fifty_are_found_again_or_gone_at_an_early_moment(bench: &Bench) -> Verdict {
+fn fifty_sandboxes_are_found_again_or_removed_at_an_early_moment(bench: &Bench) -> Verdict {
     check(bench, 1 + std::process::id() as usize % 20)
 }
 
-fn fifty_are_found_again_or_gone_when_all_work(bench: &Bench) -> Verdict {
+fn fifty_sandboxes_are_found_again_or_removed_while_all_work(bench: &Bench) -> Verdict {
     check(bench, FIFTY)
 }
 
@@ -193,19 +193,19 @@ fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, sleep_command: &str) 
     place.sandbox().destroy().unwrap();
 }
 
-fn who_kills_the_first_process_is_told_of(bench: &Bench) -> Verdict {
+fn a_process_that_kills_the_init_is_reported(bench: &Bench) -> Verdict {
     check_end_reported(bench, "kill -KILL 1")
 }
 
-fn who_kills_what_started_them_is_told_of(bench: &Bench) -> Verdict {
+fn a_process_that_kills_its_launcher_is_reported(bench: &Bench) -> Verdict {
     check_end_reported(bench, "kill -KILL $PPID")
 }
 
-fn who_kills_all_is_told_of(bench: &Bench) -> Verdict {
+fn a_process_that_kills_all_is_reported(bench: &Bench) -> Verdict {
     check_end_reported(bench, "kill -KILL -1")
 }
 
-fn who_stops_what_started_them_can_be_killed(bench: &Bench) -> Verdict {
+fn a_process_that_stops_its_launcher_can_be_killed(bench: &Bench) -> Verdict {
     is_over_when_killed(bench, "kill -STOP $PPID")
 }
 

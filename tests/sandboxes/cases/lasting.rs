@@ -10,10 +10,10 @@ use crate::bench::{Bench, Declared, inside, wait_until};
 use crate::sleepers;
 
 super::cases! { "lasting":
-    it_has_the_id_of_its_plan, its_report_says_what_holds, its_end_is_whole, its_directories_stay, ending_twice_is_ending_once,
-    nothing_begins_in_one_that_is_gone, a_command_is_lost_with_it, it_ends_under_load, what_it_uses_grows, its_own_end_is_no_loss,
-    one_of_the_same_directories_goes_on, clearing_nothing_is_nothing, clearing_twice_is_nothing, who_let_go_finds_it_again,
-    what_ran_meanwhile_is_found_again, one_that_is_gone_cannot_be_taken_up, a_snapshot_is_what_there_was, ten_after_each_other,
+    it_has_the_id_of_its_plan, its_report_lists_enforced_layers, its_end_is_whole, its_directories_stay, ending_twice_is_ending_once,
+    nothing_starts_in_a_removed_sandbox, a_command_is_lost_with_it, it_ends_under_load, its_usage_grows, its_own_end_is_no_loss,
+    one_of_the_same_directories_continues, clearing_nothing_is_nothing, clearing_twice_is_nothing, a_released_sandbox_is_found_again,
+    background_processes_are_found_again, a_removed_sandbox_cannot_be_opened, a_snapshot_has_the_content_of_its_time, ten_after_each_other,
     one_is_made_beside_others,
 }
 
@@ -23,7 +23,7 @@ fn it_has_the_id_of_its_plan(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn its_report_says_what_holds(bench: &Bench) -> Verdict {
+fn its_report_lists_enforced_layers(bench: &Bench) -> Verdict {
     let place = bench.place();
     let of_all = place.sandbox().enforcement_report();
     assert!(of_all.level == place.plan.level && of_all.layers.contains_key("limits"), "{of_all:?}");
@@ -59,7 +59,7 @@ fn ending_twice_is_ending_once(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn nothing_begins_in_one_that_is_gone(bench: &Bench) -> Verdict {
+fn nothing_starts_in_a_removed_sandbox(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.sandbox().destroy().unwrap();
     let read_text = place.refuses(&inside("touch ran"));
@@ -94,7 +94,7 @@ fn it_ends_under_load(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_it_uses_grows(bench: &Bench) -> Verdict {
+fn its_usage_grows(bench: &Bench) -> Verdict {
     let place = bench.place();
     let before = place.sandbox().read_usage().unwrap();
     place.prints("python3 -c 'import time; e = time.process_time() + 0.5\nwhile time.process_time() < e: pass'");
@@ -114,7 +114,7 @@ fn its_own_end_is_no_loss(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn one_of_the_same_directories_goes_on(bench: &Bench) -> Verdict {
+fn one_of_the_same_directories_continues(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("echo kept > file; echo gone > /tmp/file");
     let plan = place.plan.clone();
@@ -153,7 +153,7 @@ fn require_adopts(bench: &Bench) -> Result<(), Declared> {
     }
 }
 
-fn who_let_go_finds_it_again(bench: &Bench) -> Verdict {
+fn a_released_sandbox_is_found_again(bench: &Bench) -> Verdict {
     require_adopts(bench)?;
     let place = bench.place();
     place.prints("echo temp > /tmp/file");
@@ -162,7 +162,7 @@ fn who_let_go_finds_it_again(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_ran_meanwhile_is_found_again(bench: &Bench) -> Verdict {
+fn background_processes_are_found_again(bench: &Bench) -> Verdict {
     require_adopts(bench)?;
     bench.require_keeps_background()?;
     let place = bench.place();
@@ -176,7 +176,7 @@ fn what_ran_meanwhile_is_found_again(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn one_that_is_gone_cannot_be_taken_up(bench: &Bench) -> Verdict {
+fn a_removed_sandbox_cannot_be_opened(bench: &Bench) -> Verdict {
     let place = bench.place();
     let plan = place.plan.clone();
     place.sandbox().destroy().unwrap();
@@ -184,7 +184,7 @@ fn one_that_is_gone_cannot_be_taken_up(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_snapshot_is_what_there_was(bench: &Bench) -> Verdict {
+fn a_snapshot_has_the_content_of_its_time(bench: &Bench) -> Verdict {
     let can = bench.capabilities().snapshots;
     let to = bench.directory("snapshot");
     bench.demand(can, "a snapshot", || bench.place().sandbox().snapshot_files(&to))?;

@@ -8,8 +8,8 @@ use crate::bench::{Bench, Declared, Place, Ran, inside};
 
 super::cases! { "limits":
     processes_hold_for_all_together, a_fork_bomb_ends, memory_is_bounded, memory_of_one_command_is_bounded, processor_time_is_bounded,
-    open_files_are_bounded, a_file_is_bounded, temp_is_as_large_as_it_is_said, disk_is_bounded, files_are_counted,
-    processors_are_bounded, limits_stand_in_the_report, no_limit_can_be_raised_inside, one_that_was_stopped_by_a_limit_goes_on,
+    open_files_are_bounded, a_file_is_bounded, temp_has_its_declared_size, disk_is_bounded, files_are_counted,
+    processors_are_bounded, limits_are_in_the_report, no_limit_can_be_raised_inside, a_sandbox_stopped_by_a_limit_continues,
     a_command_may_have_less_than_the_sandbox,
 }
 
@@ -141,7 +141,7 @@ fn a_file_is_bounded(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn temp_is_as_large_as_it_is_said(bench: &Bench) -> Verdict {
+fn temp_has_its_declared_size(bench: &Bench) -> Verdict {
     let place = bench.limited(LimitKind::Temp, 8 << 20)?;
     place.prints("head -c 4000000 /dev/zero > /tmp/a");
     assert_ne!(place.run("head -c 9000000 /dev/zero > /tmp/b").end.end, CommandEnd::Exited(0));
@@ -184,7 +184,7 @@ print(time.process_time() < 0.9)";
     Ok(())
 }
 
-fn limits_stand_in_the_report(bench: &Bench) -> Verdict {
+fn limits_are_in_the_report(bench: &Bench) -> Verdict {
     let place = bench.limited(LimitKind::Processes, 77)?;
     let detail = &place.sandbox().enforcement_report().layers["limits"].detail;
     assert!(detail.contains("processes 77"), "{detail}");
@@ -201,7 +201,7 @@ fn no_limit_can_be_raised_inside(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn one_that_was_stopped_by_a_limit_goes_on(bench: &Bench) -> Verdict {
+fn a_sandbox_stopped_by_a_limit_continues(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut plan = inside(&take(600));
     plan.profile.limits.memory_bytes = Some(100 << 20);

@@ -10,11 +10,11 @@ use crate::bench::{Bench, Place, Ran, grant, python};
 use crate::server::{Server, no_address, own_address};
 
 super::cases! { "network":
-    there_is_a_loopback_of_its_own, no_address_of_the_host_is_there, the_hosts_loopback_is_not_reached, nobody_is_reached_without_a_grant,
-    who_is_granted_is_reached, whom_another_port_is_granted_is_not_reached, a_grant_is_for_its_command_alone, a_refusal_is_exact,
-    what_is_denied_outweighs_a_grant, an_address_is_reached_by_its_grant, an_unknown_name_has_no_address,
-    a_connection_is_recorded, eight_megabytes_go_both_ways, ten_connections_at_once, a_held_connect_goes_on, a_held_connect_is_refused,
-    datagrams_lead_nowhere, raw_sockets_cannot_be_had, the_hosts_sockets_are_not_reached, its_interfaces_cannot_be_changed,
+    there_is_a_loopback_of_its_own, no_address_of_the_host_is_there, the_hosts_loopback_is_not_reached, no_host_is_reached_without_a_grant,
+    a_granted_host_is_reached, a_host_granted_at_another_port_is_not_reached, a_grant_is_for_its_command_alone, a_refusal_is_exact,
+    a_deny_rule_outweighs_a_grant, an_address_is_reached_by_its_grant, an_unknown_name_has_no_address,
+    a_connection_is_recorded, eight_megabytes_go_both_ways, ten_connections_at_once, a_held_connect_continues, a_held_connect_is_refused,
+    datagrams_lead_nowhere, raw_sockets_are_refused, the_hosts_sockets_are_not_reached, its_interfaces_cannot_be_changed,
     a_server_inside_is_not_reached_from_the_host,
 }
 
@@ -86,7 +86,7 @@ fn the_hosts_loopback_is_not_reached(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn nobody_is_reached_without_a_grant(bench: &Bench) -> Verdict {
+fn no_host_is_reached_without_a_grant(bench: &Bench) -> Verdict {
     let place = bench.place();
     let server = Server::new();
     for target in [format!("server.test:{}", server.port()), "203.0.113.7:80".to_owned(), "2001:db8::7:80".to_owned()] {
@@ -97,14 +97,14 @@ fn nobody_is_reached_without_a_grant(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn who_is_granted_is_reached(bench: &Bench) -> Verdict {
+fn a_granted_host_is_reached(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
     assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "hello\n");
     assert_eq!(server.reached(), 1);
     Ok(())
 }
 
-fn whom_another_port_is_granted_is_not_reached(bench: &Bench) -> Verdict {
+fn a_host_granted_at_another_port_is_not_reached(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
     not_reached(
         &place
@@ -134,7 +134,7 @@ fn a_refusal_is_exact(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_denied_outweighs_a_grant(bench: &Bench) -> Verdict {
+fn a_deny_rule_outweighs_a_grant(bench: &Bench) -> Verdict {
     let (place, server, target) = reaching(bench)?;
     let mut plan = granted(dial(&target), &format!("connect {target}"));
     plan.profile.egress.deny = vec![target.parse().unwrap()];
@@ -216,7 +216,7 @@ fn answer_held_connect(
     Ok((going.end(), server))
 }
 
-fn a_held_connect_goes_on(bench: &Bench) -> Verdict {
+fn a_held_connect_continues(bench: &Bench) -> Verdict {
     let (ran, server) =
         answer_held_connect(bench, |denial| HeldAnswer::Granted(denial.grant.iter().cloned().collect()))?;
     assert_eq!((ran.ok().as_str(), server.reached()), ("hello\n", 1));
@@ -247,7 +247,7 @@ for to in ('127.0.0.1', '203.0.113.7'):
     Ok(())
 }
 
-fn raw_sockets_cannot_be_had(bench: &Bench) -> Verdict {
+fn raw_sockets_are_refused(bench: &Bench) -> Verdict {
     let tries = "import socket
 for family, kind in ((socket.AF_INET, socket.SOCK_RAW), (socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_VSOCK, socket.SOCK_STREAM)):
   try: socket.socket(family, kind, socket.IPPROTO_ICMP if family == socket.AF_INET else 0).connect((1, 1) if family == socket.AF_VSOCK else ('127.0.0.1', 1)); print('had', family)

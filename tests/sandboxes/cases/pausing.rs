@@ -6,9 +6,9 @@ use crate::Verdict;
 use crate::bench::{Bench, Going, Place, wait_until};
 
 super::cases! { "pausing":
-    nothing_progresses, it_goes_on_where_it_stood, a_command_is_refused_meanwhile, pausing_twice_is_pausing_once,
-    resuming_what_goes_is_nothing, a_paused_one_can_be_destroyed, another_goes_on, its_files_are_there, a_command_can_be_killed_meanwhile,
-    what_it_uses_is_told,
+    nothing_progresses, it_continues_where_it_was_frozen, a_command_is_refused_meanwhile, pausing_twice_is_pausing_once,
+    resuming_a_running_sandbox_does_nothing, a_paused_one_can_be_destroyed, another_command_continues, its_files_are_there, a_command_can_be_killed_meanwhile,
+    its_usage_is_reported,
 }
 
 /// A sandbox in which something counts.
@@ -35,7 +35,7 @@ fn nothing_progresses(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn it_goes_on_where_it_stood(bench: &Bench) -> Verdict {
+fn it_continues_where_it_was_frozen(bench: &Bench) -> Verdict {
     bench.require_pauses()?;
     let place = bench.place();
     let going = place.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo $((6 * 7))");
@@ -68,7 +68,7 @@ fn pausing_twice_is_pausing_once(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn resuming_what_goes_is_nothing(bench: &Bench) -> Verdict {
+fn resuming_a_running_sandbox_does_nothing(bench: &Bench) -> Verdict {
     bench.require_pauses()?;
     let place = bench.place();
     place.sandbox().resume().unwrap();
@@ -87,7 +87,7 @@ fn a_paused_one_can_be_destroyed(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn another_goes_on(bench: &Bench) -> Verdict {
+fn another_command_continues(bench: &Bench) -> Verdict {
     bench.require_pauses()?;
     let (one, other) = (bench.place(), bench.place());
     one.sandbox().pause().unwrap();
@@ -118,7 +118,7 @@ fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_it_uses_is_told(bench: &Bench) -> Verdict {
+fn its_usage_is_reported(bench: &Bench) -> Verdict {
     bench.require_pauses()?;
     let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();

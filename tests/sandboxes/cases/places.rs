@@ -9,8 +9,8 @@ use crate::bench::{Bench, Place, inside};
 
 super::cases! { "places":
     it_begins_in_the_workspace, it_begins_in_a_directory_of_it, it_begins_at_home, it_begins_in_temp,
-    one_that_is_absent_is_refused, a_file_is_no_place_to_begin, a_link_within_leads_there, a_link_out_leads_to_nothing_of_the_host,
-    the_hosts_own_path_is_no_place_inside,
+    one_that_is_absent_is_refused, a_file_is_no_working_directory, a_link_within_leads_there, a_link_out_leads_to_nothing_of_the_host,
+    the_hosts_own_path_is_absent_inside,
 }
 
 fn at(directory: &str) -> AttemptPlan {
@@ -63,7 +63,7 @@ fn one_that_is_absent_is_refused(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_file_is_no_place_to_begin(bench: &Bench) -> Verdict {
+fn a_file_is_no_working_directory(bench: &Bench) -> Verdict {
     let place = bench.place();
     fs::write(place.work("file"), "").unwrap();
     refused(&place, "/workspace/file");
@@ -86,7 +86,7 @@ fn a_link_out_leads_to_nothing_of_the_host(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn the_hosts_own_path_is_no_place_inside(bench: &Bench) -> Verdict {
+fn the_hosts_own_path_is_absent_inside(bench: &Bench) -> Verdict {
     let place = bench.place();
     let path = place.plan.workspace.to_str().unwrap().to_owned();
     refused(&place, &path);

@@ -8,13 +8,13 @@ use crate::bench::{Bench, grant};
 use crate::desk::Desk;
 
 super::cases! { "requests":
-    a_request_goes_its_way, its_record_begins_before_it, its_own_exit_is_the_outcomes, a_rule_refuses_it, its_time_runs_out, a_limit_ends_it,
-    nobody_is_asked_in_mode_never, a_question_is_answered_in_place, a_no_is_a_refusal, an_interrupt_ends_it,
-    a_grant_of_the_request_is_given, a_paused_sandbox_is_an_error, one_that_is_gone_is_an_error, output_is_in_the_outcome,
-    what_was_reached_is_in_the_outcome,
+    a_request_passes_all_steps, its_record_begins_before_it, its_own_exit_is_the_outcomes, a_rule_refuses_it, its_time_runs_out, a_limit_ends_it,
+    no_question_in_mode_never, a_question_is_answered_in_place, a_no_is_a_refusal, an_interrupt_ends_it,
+    a_grant_of_the_request_is_given, a_paused_sandbox_is_an_error, a_removed_sandbox_is_an_error, output_is_in_the_outcome,
+    reached_hosts_are_in_the_outcome,
 }
 
-fn a_request_goes_its_way(bench: &Bench) -> Verdict {
+fn a_request_passes_all_steps(bench: &Bench) -> Verdict {
     let fixture = Desk::of(bench, &[]);
     let place = &fixture.place;
     let outcome = fixture.run("echo through > file");
@@ -72,7 +72,7 @@ fn a_limit_ends_it(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
+fn no_question_in_mode_never(bench: &Bench) -> Verdict {
     let fixture = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
     let place = &fixture.place;
     let outcome = fixture.request("echo x > .bashrc; true", |request| request.approval_mode = ApprovalMode::Never);
@@ -146,7 +146,7 @@ fn a_paused_sandbox_is_an_error(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn one_that_is_gone_is_an_error(bench: &Bench) -> Verdict {
+fn a_removed_sandbox_is_an_error(bench: &Bench) -> Verdict {
     let fixture = Desk::of(bench, &[]);
     let place = &fixture.place;
     place.sandbox().destroy().unwrap();
@@ -169,7 +169,7 @@ fn output_is_in_the_outcome(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_was_reached_is_in_the_outcome(bench: &Bench) -> Verdict {
+fn reached_hosts_are_in_the_outcome(bench: &Bench) -> Verdict {
     let (_server, target) = bench.outside()?;
     let (host, port) = target.split_once(':').unwrap();
     let rules = "[profiles.workspace.egress]\nspecial = [\"127.0.0.0/8\", \"::1\"]\n";

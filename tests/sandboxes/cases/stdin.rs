@@ -11,8 +11,8 @@ use crate::streams::{Pipes, let_go};
 
 super::cases! { "stdin":
     text_is_read, bytes_are_read, no_input_is_an_end, the_end_is_felt, eight_megabytes_are_read, one_line_at_a_time,
-    what_is_not_read_holds_up_nobody, a_writer_of_what_nobody_reads_is_told, descendants_read_too,
-    what_came_before_the_end_is_read, it_may_be_closed,
+    an_unread_stream_blocks_no_other, a_writer_without_a_reader_gets_an_error, descendants_read_too,
+    messages_before_the_end_are_read, it_may_be_closed,
 }
 
 /// Begins a script with pipes for its streams.
@@ -88,12 +88,12 @@ fn one_line_at_a_time(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_not_read_holds_up_nobody(bench: &Bench) -> Verdict {
+fn an_unread_stream_blocks_no_other(bench: &Bench) -> Verdict {
     assert_eq!(answer(bench, "echo done", &vec![b'x'; 4 << 20]), b"done\n");
     Ok(())
 }
 
-fn a_writer_of_what_nobody_reads_is_told(bench: &Bench) -> Verdict {
+fn a_writer_without_a_reader_gets_an_error(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (going, mut pipes) = spoken_to(&place, "true");
     going.end().ended(CommandEnd::Exited(0));
@@ -108,7 +108,7 @@ fn descendants_read_too(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_came_before_the_end_is_read(bench: &Bench) -> Verdict {
+fn messages_before_the_end_are_read(bench: &Bench) -> Verdict {
     assert_eq!(answer(bench, "sleep 0.3; cat", b"early"), b"early");
     Ok(())
 }

@@ -9,14 +9,14 @@ use crate::bench::{Bench, CAPTURE, inside, python};
 use crate::streams::{Heard, Pipes, let_go};
 
 super::cases! { "streams":
-    output_and_errors_are_apart, every_byte_arrives, nothing_is_nothing, no_line_end_is_needed, a_megabyte_is_kept_whole,
-    what_is_beyond_the_limit_is_dropped_from_the_middle, both_are_drained_together, what_is_said_arrives_at_once,
-    both_keep_their_order_in_one_pipe, thirty_megabytes_go_through, a_reader_that_goes_ends_the_writer,
-    a_reader_that_waits_makes_the_writer_wait, who_waits_for_a_reader_holds_up_nobody, a_closed_output_is_no_end,
-    descendants_speak_too, commands_at_once_are_not_mixed, what_was_said_before_a_signal_arrives,
+    output_and_errors_are_separate, every_byte_arrives, nothing_is_nothing, no_line_end_is_needed, a_megabyte_is_kept_whole,
+    output_over_the_limit_is_dropped_from_the_middle, both_are_drained_together, output_arrives_at_once,
+    both_keep_their_order_in_one_pipe, thirty_megabytes_go_through, a_closed_reader_ends_the_writer,
+    a_reader_that_waits_makes_the_writer_wait, a_blocked_writer_blocks_no_other, a_closed_output_is_no_end,
+    descendants_speak_too, commands_at_once_are_not_mixed, output_before_a_signal_arrives,
 }
 
-fn output_and_errors_are_apart(bench: &Bench) -> Verdict {
+fn output_and_errors_are_separate(bench: &Bench) -> Verdict {
     let ran = bench.place().run("echo out; echo err >&2; echo out2");
     assert_eq!((ran.ok().as_str(), ran.stderr().as_str()), ("out\nout2\n", "err\n"));
     Ok(())
@@ -47,7 +47,7 @@ fn a_megabyte_is_kept_whole(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_beyond_the_limit_is_dropped_from_the_middle(bench: &Bench) -> Verdict {
+fn output_over_the_limit_is_dropped_from_the_middle(bench: &Bench) -> Verdict {
     let script = "echo begin; yes middle | head -n 100000; echo end";
     let ran = bench.place().begin(&inside(script), StdioMode::Capture { limit_bytes: 1000 }).end();
     let output = ran.ok();
@@ -64,7 +64,7 @@ fn both_are_drained_together(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_is_said_arrives_at_once(bench: &Bench) -> Verdict {
+fn output_arrives_at_once(bench: &Bench) -> Verdict {
     let place = bench.place();
     let pipes = Pipes::new();
     let script = "echo first; until [ -e go ]; do sleep 0.02; done; echo second >&2";
@@ -95,7 +95,7 @@ fn thirty_megabytes_go_through(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn a_reader_that_goes_ends_the_writer(bench: &Bench) -> Verdict {
+fn a_closed_reader_ends_the_writer(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (stdout, _stderr, _stdin) = Pipes::unheard();
     let going = place.begin(&inside("exec yes"), StdioMode::Inherit);
@@ -123,7 +123,7 @@ fn a_reader_that_waits_makes_the_writer_wait(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn who_waits_for_a_reader_holds_up_nobody(bench: &Bench) -> Verdict {
+fn a_blocked_writer_blocks_no_other(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (stdout, _stderr, _stdin) = Pipes::unheard();
     let going = place.begin(&inside(FILL), StdioMode::Inherit);
@@ -158,7 +158,7 @@ fn commands_at_once_are_not_mixed(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_was_said_before_a_signal_arrives(bench: &Bench) -> Verdict {
+fn output_before_a_signal_arrives(bench: &Bench) -> Verdict {
     let ran = bench.place().run("echo last words; kill -KILL $$");
     ran.ended(CommandEnd::Signaled(9));
     assert_eq!(ran.stdout(), "last words\n");

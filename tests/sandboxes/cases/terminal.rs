@@ -9,8 +9,8 @@ use crate::streams::{Terminal, let_go};
 
 super::cases! { "terminal":
     all_streams_are_one, it_has_the_size_it_is_given, a_new_size_is_felt, it_is_the_controlling_one, keys_are_read_line_by_line,
-    keys_are_shown, an_interrupt_reaches_who_is_in_front, a_quit_ends_with_its_signal, an_end_of_input_is_felt,
-    raw_keys_arrive_at_once, a_stopped_job_is_taken_up_again, when_it_hangs_up_the_command_is_told,
+    keys_are_shown, an_interrupt_reaches_the_foreground_process, a_quit_ends_with_its_signal, an_end_of_input_is_felt,
+    raw_keys_arrive_at_once, a_stopped_job_is_taken_up_again, a_hangup_reaches_the_command,
     a_program_may_ask_for_a_password,
 }
 
@@ -101,7 +101,7 @@ fn keys_are_shown(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn an_interrupt_reaches_who_is_in_front(bench: &Bench) -> Verdict {
+fn an_interrupt_reaches_the_foreground_process(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (going, mut terminal) =
         seated(&place, "trap 'echo caught; exit 7' INT; echo ready; while true; do sleep 0.05; done");
@@ -160,7 +160,7 @@ fn a_stopped_job_is_taken_up_again(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn when_it_hangs_up_the_command_is_told(bench: &Bench) -> Verdict {
+fn a_hangup_reaches_the_command(bench: &Bench) -> Verdict {
     let place = bench.place();
     let terminal = Terminal::unheard();
     let script = "trap 'touch told; exit 0' HUP; touch ready; while true; do sleep 0.05; done";

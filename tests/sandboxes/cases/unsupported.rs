@@ -8,7 +8,7 @@ use crate::bench::{Bench, inside};
 
 super::cases! { "unsupported":
     a_level_beneath_full, a_profile_without_a_sandbox, a_system_that_is_not_there, a_runtime_that_is_not_there,
-    a_workspace_that_is_not_there, a_path_hidden_from_one_command, nothing_is_left_of_what_was_refused, secrets_are_refused_or_put_in,
+    a_workspace_that_is_not_there, a_path_hidden_from_one_command, nothing_is_left_of_a_refused_upload, secrets_are_refused_or_put_in,
 }
 
 /// That it is not made, and why in words that hold this.
@@ -63,7 +63,7 @@ fn a_path_hidden_from_one_command(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn nothing_is_left_of_what_was_refused(bench: &Bench) -> Verdict {
+fn nothing_is_left_of_a_refused_upload(bench: &Bench) -> Verdict {
     for _ in 0..3 {
         refused(bench, "absent", |plan| plan.home = plan.home.join("absent"));
     }

@@ -7,12 +7,12 @@ use crate::Verdict;
 use crate::bench::Bench;
 
 super::cases! { "users":
-    what_it_makes_belongs_to_the_owner, it_finds_its_own_name, it_has_no_capabilities, it_can_gain_no_privileges,
-    a_set_user_id_bit_does_nothing, it_cannot_become_another, what_it_may_not_read_stays_unread, the_masks_of_new_files_are_its_own,
+    its_files_belong_to_the_owner, it_finds_its_own_name, it_has_no_capabilities, it_can_gain_no_privileges,
+    a_set_user_id_bit_does_nothing, it_cannot_become_another, unreadable_files_stay_unread, the_masks_of_new_files_are_its_own,
     it_has_no_groups_of_the_host, other_users_files_are_not_its_to_give, new_namespaces_give_nothing,
 }
 
-fn what_it_makes_belongs_to_the_owner(bench: &Bench) -> Verdict {
+fn its_files_belong_to_the_owner(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.prints("touch file; mkdir dir; ln -s x link; touch ~/file");
     let own = fs::metadata(&place.plan.workspace).unwrap();
@@ -65,7 +65,7 @@ fn it_cannot_become_another(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-fn what_it_may_not_read_stays_unread(bench: &Bench) -> Verdict {
+fn unreadable_files_stay_unread(bench: &Bench) -> Verdict {
     let ran =
         bench.place().run("cat /etc/shadow /proc/kcore 2>/dev/null | wc -c; cat /proc/1/environ 2>/dev/null | wc -c");
     match ran.ok().as_str() {

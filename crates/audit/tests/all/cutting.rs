@@ -112,7 +112,7 @@ fn unsigned_head(dir: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_key_that_is_gone_is_said_so() {
+fn a_missing_key_is_reported() {
     let (root, dir) = place();
     ended_run(&dir);
     let key = root.path().join("audit.key");
@@ -235,7 +235,7 @@ fn an_interrupted_first_signing_is_finished() {
 }
 
 #[test]
-fn a_running_process_notices_what_was_cut_of_another() {
+fn a_running_process_notices_lines_that_another_truncated() {
     let (_root, dir) = place();
     let [one, other] = [AuditLogWriter::open(&dir).unwrap(), AuditLogWriter::open(&dir).unwrap()];
     one.append_event(&event(0, "x")).unwrap();

@@ -32,7 +32,7 @@ fn refused(prepare: impl FnOnce(&Path), words: &str) {
 }
 
 #[test]
-fn a_place_that_others_could_prepare_is_refused() {
+fn a_directory_that_others_could_prepare_is_refused() {
     refused(|dir| symlink(dir.parent().unwrap(), dir).unwrap(), "not a real directory");
     refused(|dir| symlink("/nonexistent", dir).unwrap(), "not a real directory");
     refused(|dir| fs::write(dir, "").unwrap(), "not a real directory");
@@ -100,7 +100,7 @@ fn reading_follows_no_link() {
 }
 
 #[test]
-fn a_fifo_in_its_place_holds_nobody() {
+fn a_fifo_instead_of_the_file_blocks_no_process() {
     let (_root, dir) = place();
     written(&dir, 1);
     fs::remove_file(dir.join("audit.jsonl")).unwrap();

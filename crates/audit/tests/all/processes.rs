@@ -148,7 +148,7 @@ fn a_torn_end_is_set_aside() {
 }
 
 #[test]
-fn a_line_that_somebody_added_is_no_torn_end() {
+fn a_foreign_line_is_no_torn_end() {
     let (_root, dir) = place();
     written(&dir, 3);
     let text = fs::read_to_string(dir.join("audit.jsonl")).unwrap();

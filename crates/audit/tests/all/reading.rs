@@ -54,7 +54,7 @@ fn filters() {
 
 /// What is appended is read on being asked for, once, and no sooner.
 #[test]
-fn reading_goes_on_where_it_ended() {
+fn reading_continues_where_it_ended() {
     let (_root, dir) = place();
     three(&dir);
     let mut reading = query_log(&dir, EntryFilter::default()).unwrap();
@@ -87,7 +87,7 @@ fn a_broken_line_is_shown_and_hides_nothing() {
 }
 
 #[test]
-fn no_log_is_said_so() {
+fn a_missing_log_is_reported() {
     let (root, _) = place();
     assert!(
         query_log(root.path(), EntryFilter::default()).err().unwrap().to_string().contains("there is no audit log")

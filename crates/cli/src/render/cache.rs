@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_what_takes_room() {
+    fn a_line_names_the_largest_entries() {
         let caches = WorkspaceCaches {
             key: "k".to_owned(),
             workspace: "/w/a\x1bb".into(),

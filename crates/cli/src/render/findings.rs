@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_told_once_with_its_parts() {
+    fn each_finding_is_printed_once_with_its_parts() {
         let text = RawText::from("a 1; a 2; a 3; a 4");
         let mut all = vec![found("b", Impact::Contained, 0, 18), found("c", Impact::Outward, 5, 8)];
         all.extend((0..4).map(|i| found("a", Impact::Contained, i * 5, i * 5 + 3)));

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn no_lock_file_leads_to_a_guarded_place() {
+    fn no_lock_file_leads_to_a_guarded_path() {
         let ws = Path::new("/w/nothing/there");
         for lock in [
             "/usr.lock",
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_stands_for_a_file_only() {
+    fn a_lock_file_locks_only_a_file() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().canonicalize().unwrap().join(name);
         std::fs::create_dir_all(at("one")).unwrap();
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories_and_projects_stand_for_what_they_hold() {
+    fn repositories_and_projects_include_their_content() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().canonicalize().unwrap().join(name);
         for directory in ["origin.git/objects", "origin.git/refs", "project/sub/deep", "project/.git/objects"] {

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_with_its_directory_is_counted() {
+    fn entries_removed_with_their_directory_are_counted() {
         let deleted = |path, kind| made(path, UndoEffect::Deleted, kind, None);
         let all = [
             deleted("a", ObjectKind::Directory),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_was_done() {
+    fn a_line_reports_the_operation() {
         let line = format_change(&made("a\x1bb", UndoEffect::Created, ObjectKind::Directory, None), None);
         assert_eq!(line, format!("  created  {}/\n", RawText::from("a\x1bb").to_escaped()));
         let line = format_change(

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_told_of_linux() {
+    fn nothing_is_reported_on_linux() {
         assert_eq!(kernel_report(), None);
     }
 }

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_refused_meanwhile_is_told_and_by_which_limit() {
+    fn refusals_are_reported_with_their_limit() {
         let limits = Limits { memory_bytes: Some(64 << 20), processes: Some(20), ..Limits::default() };
         let before = LimitCounters { limits, ended: 2, forks: 5 };
         let now = |ended, forks| LimitCounters { limits: Limits::default(), ended, forks };

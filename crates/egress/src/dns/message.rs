@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_question_has_its_own_answer() {
+    fn a_message_without_a_question_has_its_own_answer() {
         refused(b"", None);
         refused(b"\x12\x34\x01", None);
         let good = query("a.b", 1);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_keeps_a_head_readable() {
+    fn added_fields_keep_a_head_readable() {
         let most = FIELDS_MAX - FIELDS_ADDED;
         let sent = checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most)).unwrap().replace('|', "\r\n");
         assert!(RequestHead::parse_head(sent.as_bytes()).is_ok());

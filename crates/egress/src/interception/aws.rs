@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_signature() {
+    fn malformed_signatures() {
         for authorization in [
             "Bearer x",
             "AWS4-HMAC-SHA256 x",

@@ -222,7 +222,7 @@ mod tests {
 
     /// A peer that may not know a secret learns nothing from the held bytes or the wait time.
     #[test]
-    fn what_waits_does_not_tell_a_foreign_text() {
+    fn waiting_calls_report_no_foreign_text() {
         for kind in [StreamKind::Message, StreamKind::Relay] {
             let masks = masks(&[], &[b"secret-of-another".to_vec()]);
             let seen = |text: &[u8]| {

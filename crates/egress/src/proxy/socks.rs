@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn refused_input() {
         for name in [
             &b"denied.test\0.allowed.test"[..],
             b"",

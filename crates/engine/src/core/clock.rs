@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standing_costs_no_time() {
+    fn frozen_time_is_not_counted() {
         let mut clock = AttemptClock::start(1_000, 500);
         assert_eq!(clock.deadline_ms(), Some(1_500));
         clock.set_paused(1_200, true);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_stays_over() {
+    fn an_ended_attempt_stays_ended() {
         let mut clock = AttemptClock::start(1_000, 500);
         clock.set_paused(1_500, true);
         assert_eq!(clock.deadline_ms(), Some(1_500));

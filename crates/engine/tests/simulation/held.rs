@@ -236,7 +236,7 @@ impl Held {
     }
 
     /// Whether a question is open, and not before somebody who lets them pass.
-    pub fn waits_for_somebody(&self) -> bool {
+    pub fn waits_for_an_approver(&self) -> bool {
         !self.open.is_empty() && !self.silent
     }
 

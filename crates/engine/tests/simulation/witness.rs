@@ -120,7 +120,7 @@ impl Witness {
         let passed_ms = now_ms - self.now_ms;
         self.now_ms = now_ms;
         if let Some(used_ms) = self.sandbox.as_mut().and_then(|sandbox| sandbox.used_ms.as_mut()) {
-            *used_ms += if self.held.waits_for_somebody() { 0 } else { passed_ms };
+            *used_ms += if self.held.waits_for_an_approver() { 0 } else { passed_ms };
         }
         if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.stands) {
             sandbox.used_ms = sandbox.wall_ms;

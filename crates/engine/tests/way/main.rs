@@ -92,7 +92,7 @@ fn check_denial(
 
 /// Modes x answers, for what was refused during the run.
 #[test]
-fn may_it_have_what_was_refused() {
+fn may_it_have_the_refused_power() {
     use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
     use DenialResolution::{Granted, Recorded, Refused};
     let stands = "exited 1, ran 1, asked []";
@@ -189,7 +189,7 @@ fn never_is_remembered_whatever_changes_around_it() {
 }
 
 #[test]
-fn a_remembered_run_is_bound_to_what_was_shown() {
+fn a_remembered_run_is_bound_to_the_shown_content() {
     let house = House::new(Fake::default(), &[ApprovalAnswer::Approved(ApprovalScope::Session)]);
     let run = |script: &str, change: &dyn Fn(&mut stockade_model::RunRequest)| {
         let mut request = house.request(script, ApprovalMode::Untrusted);
@@ -336,7 +336,7 @@ fn a_limit_that_is_passed_ends_the_run_and_can_be_raised() {
 }
 
 #[test]
-fn nobody_to_ask_is_no() {
+fn no_approver_is_a_refusal() {
     let scripted = || Scripted { absent: true, answers: YES.iter().copied().collect(), ..Scripted::default() };
     let house = House::with_configuration("", Fake::default(), scripted());
     let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
@@ -380,7 +380,7 @@ fn a_record_that_fails_ends_everything() {
 }
 
 #[test]
-fn what_cannot_be_built_is_not_run() {
+fn an_unbuildable_plan_is_not_run() {
     for (behaviour, code, word) in [
         (Behaviour::Fails, 125, "hint: see doctor"),
         (Behaviour::Weak, 125, "level full"),

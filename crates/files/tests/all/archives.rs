@@ -221,7 +221,7 @@ fn a_part_of_an_archive_is_no_archive() {
 }
 
 #[test]
-fn what_is_taken_has_neither_owner_nor_powers_of_its_own() {
+fn copied_files_have_neither_owner_nor_privileges() {
     let ground = Ground::new();
     let archive = Made::default()
         .pax(EntryType::XGlobalHeader, "comment", "a remark")
@@ -252,7 +252,7 @@ fn what_is_taken_has_neither_owner_nor_powers_of_its_own() {
 }
 
 #[test]
-fn beside_what_is_there_all_or_nothing_is_placed() {
+fn among_existing_files_all_or_nothing_is_written() {
     let ground = Ground::new();
     for (name, content) in [("a/old", "1"), ("m/f", "2"), ("z/clash", "3")] {
         fs::create_dir_all(ground.root.join(name).parent().unwrap()).unwrap();

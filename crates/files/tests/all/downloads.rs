@@ -12,7 +12,7 @@ use stockade_files::{ContentLimits, FilesError, TreePath, UploadTarget};
 use crate::{BOUNDS, Ground, path};
 
 #[test]
-fn a_tree_is_packed_without_what_its_links_lead_to() {
+fn a_tree_is_packed_without_the_targets_of_its_links() {
     let ground = Ground::new();
     fs::create_dir(ground.root.join("d")).unwrap();
     fs::write(ground.root.join("d/file"), "content").unwrap();
@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn what_is_packed_is_unpacked_the_same(things in trees()) {
+    fn packed_files_are_unpacked_unchanged(things in trees()) {
         let (from, to) = (Ground::new(), Ground::new());
         fill(&from, &things);
         let mut packed = Vec::new();

@@ -92,7 +92,7 @@ fn a_link_at_the_end_is_the_link() {
 }
 
 #[test]
-fn a_removal_removes_links_and_not_what_they_lead_to() {
+fn a_removal_removes_links_and_not_their_targets() {
     let ground = linked();
     fs::create_dir_all(ground.root.join("d/e")).unwrap();
     symlink(&ground.outside, ground.root.join("d/e/link")).unwrap();

@@ -36,7 +36,7 @@ fn is_hit(outside: &Path) -> bool {
 }
 
 #[test]
-fn who_checks_first_and_follows_then_is_led_out() {
+fn a_check_before_following_is_redirected_outside() {
     let ground = Ground::new();
     let mut hit = false;
     while_exchanged(&ground, || {
@@ -56,7 +56,7 @@ fn who_checks_first_and_follows_then_is_led_out() {
 }
 
 #[test]
-fn an_exchange_leads_nobody_out() {
+fn an_exchange_moves_no_lookup_outside() {
     let ground = Ground::new();
     let (mut made, mut refused) = (0, 0);
     while_exchanged(&ground, || {

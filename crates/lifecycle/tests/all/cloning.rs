@@ -193,7 +193,7 @@ fn a_branch_a_tag_and_a_commit_are_checked_out_and_nothing_else() {
 }
 
 #[test]
-fn nobody_is_asked_for_a_password() {
+fn no_user_is_asked_for_a_password() {
     let ground = Ground::new();
     // A server that wants one: git ends, and starts no helper.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -217,7 +217,7 @@ fn nobody_is_asked_for_a_password() {
 }
 
 #[test]
-fn what_became_of_a_clone_is_told_whatever_its_settings_became() {
+fn results_of_a_clone_are_reported_despite_changed_settings() {
     let ground = Ground::new();
     let (cloned, workspace) = ground.clone(Some("v1"));
     assert!(cloned);

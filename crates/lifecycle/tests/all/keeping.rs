@@ -127,7 +127,7 @@ fn one_is_made_used_and_destroyed() {
 }
 
 #[test]
-fn walls_that_stand_are_found_again() {
+fn existing_namespaces_are_found_again() {
     let house = House::with_kinds(|noted| vec![Walls { name: "docker", keeps_background: true, stands: true, noted }]);
     house.made(1, &sandbox_request());
     let opened = house.open(1).unwrap();
@@ -139,7 +139,7 @@ fn walls_that_stand_are_found_again() {
 }
 
 #[test]
-fn what_could_not_be_made_leaves_nothing_but_the_reason() {
+fn a_failed_creation_leaves_only_its_reason() {
     let house = House::new();
     *house.noted.refuses.lock().unwrap() = Some("create");
     let error = house.create(1, &sandbox_request()).err().unwrap();
@@ -151,7 +151,7 @@ fn what_could_not_be_made_leaves_nothing_but_the_reason() {
 }
 
 #[test]
-fn what_cannot_be_removed_is_removed_by_the_next() {
+fn a_failed_removal_is_repeated_by_the_next() {
     let house = House::new();
     house.made(1, &sandbox_request());
     *house.noted.refuses.lock().unwrap() = Some("clear");
@@ -168,7 +168,7 @@ fn what_cannot_be_removed_is_removed_by_the_next() {
 }
 
 #[test]
-fn what_a_killed_maker_left_goes_with_the_next_sweep() {
+fn leftovers_of_a_killed_creator_are_removed_by_the_next_sweep() {
     let house = House::new();
     let claim = house.lifecycle.store().begin_sandbox(id(1), sandbox_request().spec, 0).unwrap();
     fs::create_dir(claim.path().join("workspace")).unwrap();
@@ -181,7 +181,7 @@ fn what_a_killed_maker_left_goes_with_the_next_sweep() {
 }
 
 #[test]
-fn what_its_commands_locked_is_removed_too() {
+fn directories_locked_by_its_commands_are_removed_too() {
     let house = House::new();
     house.made(1, &sandbox_request());
     let deep = house.kept_directory(1).join("workspace/a/b");
@@ -212,7 +212,7 @@ fn a_bound_workspace_stays_and_a_copied_one_is_a_copy() {
 }
 
 #[test]
-fn a_workspace_is_the_directory_that_was_meant() {
+fn a_workspace_is_the_intended_directory() {
     let house = House::new();
     let link = house.project.with_file_name("to-project");
     symlink(&house.project, &link).unwrap();
@@ -234,7 +234,7 @@ fn a_workspace_is_the_directory_that_was_meant() {
 }
 
 #[test]
-fn time_and_restarts_end_what_was_agreed_to_end() {
+fn time_and_restarts_end_temporary_approvals() {
     let house = House::new();
     let life = |spec: SandboxSpec| SandboxRequest { spec, ..sandbox_request() };
     let ttl = Some(10_000.try_into().unwrap());
@@ -258,7 +258,7 @@ fn time_and_restarts_end_what_was_agreed_to_end() {
 }
 
 #[test]
-fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
+fn the_first_usable_kind_is_chosen_and_none_is_explained() {
     let kinds = |noted: Arc<Noted>| {
         let provider =
             |name, keeps_background| Walls { name, keeps_background, stands: false, noted: Arc::clone(&noted) };

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_at_a_kept_address_whether_its_server_does_or_not() {
+    fn no_other_process_listens_at_a_reserved_address() {
         let each = [(false, false), (false, true), (true, false), (true, true)];
         let four = ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"];
         for (ip, rivals) in [("127.0.0.1", &four[..]), ("::ffff:127.0.0.1", &four), ("::1", &["::1", "::"])] {
@@ -213,7 +213,7 @@ mod tests {
     /// A server with a full queue leaves connects pending: its address stays reserved until they
     /// end, even if their callers do not wait.
     #[test]
-    fn what_connects_still_keeps_the_address_until_it_is_broken_off() {
+    fn an_open_connect_keeps_the_address_until_it_is_reset() {
         for waits in [false, true] {
             let (socket, at) = server("127.0.0.1", true);
             let reserved_port = Arc::new(ReservedPort::listen_and_reserve(socket.as_fd(), at, 0).unwrap());

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_plan_or_the_caller_speaks_of_is_left_alone() {
+    fn paths_of_the_plan_or_the_caller_are_left_alone() {
         let mut context = Place::new(IsolationLevel::Full);
         context.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
         context.check("rich: merged, 1 shown");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_in_the_data_is_never_merged() {
+    fn hidden_data_is_never_merged() {
         for (hidden, expected) in [
             ("rich/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
             ("rich/store/token", "tool: merged, 0 shown; rich: 1 read-only"),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_leads_to_is_not_merged_by_its_name() {
+    fn targets_of_links_are_not_merged_by_their_names() {
         let context = Place::new(IsolationLevel::Full);
         let tool = context.at("tool");
         fs::rename(tool.as_path(), context.at("elsewhere").as_path()).unwrap();

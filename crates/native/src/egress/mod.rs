@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_door_is_started_by_the_first_who_needs_it_and_not_after_the_end() {
+    fn the_proxy_is_started_on_first_use_and_not_after_the_end() {
         let run_egress = RunEgress::of_host(RunEgressOptions {
             rules: EgressRules::default(),
             edge: Arc::default(),

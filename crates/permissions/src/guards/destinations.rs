@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_is_said_of_goes_where_it_went() {
+    fn unmentioned_requests_are_forwarded_as_before() {
         check("", "[remote \"origin\"]\nurl = x\n", true);
         check(UP, "[remote \"fork\"]\nurl = x\n", true);
         check(UP, "[remote \"origin\"]\nurl = x\n", false);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_not_harmless() {
+    fn ambiguous_settings_are_not_harmless() {
         let good = index(2, &["abc"], b"");
         assert!(is_harmless(&good));
         assert!(!is_harmless(&index(4, &[], b"")));

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_or_leads_elsewhere_or_is_not_known_stays_guarded() {
+    fn executable_redirecting_and_unknown_settings_stay_guarded() {
         for path in [
             "hooks/pre-commit",
             "hooks/x/y.sample",

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pointer_says_one_place() {
+    fn a_pointer_names_one_path() {
         let check = |text: &str, expected: Option<&str>| {
             assert_eq!(target_of(b"/w/lib", text.as_bytes()).as_deref(), expected.map(str::as_bytes), "{text}");
         };

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_what_they_are() {
+    fn names_describe_their_scope() {
         use ProjectFile::*;
         for (path, expected) in [
             ("/w/.vscode", Some(ProjectPathKind::Directory)),

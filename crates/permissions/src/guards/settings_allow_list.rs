@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_git_writes_every_day_passes() {
+    fn everyday_writes_of_git_pass() {
         for added in [
             "",
             "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n",
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_carry_code_does_not() {
+    fn no_code_in_files_that_could_carry_it() {
         for added in [
             "[core]\nhooksPath=x",
             "[CORE]\nHOOKSPATH=x",
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_and_a_signature_stay_what_the_person_set() {
+    fn a_push_and_a_signature_keep_the_users_settings() {
         let first = "[push]\n\tdefault = upstream\n[commit]\n\tgpgsign = true\n[branch \"m\"]\n\tremote = o\n\tmerge = refs/heads/m\n";
         let is_harmless = |new: &str| passes(first, first, new);
         assert!(is_harmless(first) && is_harmless(&format!("{first}[branch \"n\"]\nmerge = refs/heads/n\n")));
@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_protect_the_person_is_not_given_up() {
+    fn rules_that_may_protect_the_user_are_kept() {
         for (weak, strict) in [
             ("[commit]\ngpgSign = false\n", ""),
             ("[Tag]\nGPGSIGN = no\n", ""),
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_judged_as_a_whole() {
+    fn omitted_text_is_assessed_as_a_whole() {
         let first = "[push]\n\tdefault = upstream\n";
         let values =
             |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
@@ -792,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_person_has_set_is_not_taken_away() {
+    fn settings_of_the_user_are_kept() {
         let first = "[core]\n\thooksPath = /safe\n\tautocrlf = input\n[branch \"x\"]\n\tother = y\n";
         for (removed_text, is_harmless) in
             [("\thooksPath = /safe\n", false), ("\tautocrlf = input\n", true), ("\tother = y\n", true)]
@@ -829,7 +829,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_leads_to_what_the_run_may_not_read() {
+    fn no_address_reaches_unreadable_files() {
         let with = |url: &str| format!("[remote \"x\"]\n\turl = {url}\n");
         for (url, expected) in [
             ("/srv/x.git", true),
@@ -872,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_said_of_a_key_stays_in_order() {
+    fn all_answers_for_a_key_stay_in_order() {
         let a = "[core]\n\thooksPath = a\n";
         let b = "[core]\n\thooksPath = b\n";
         let old = [a, b, a].concat();
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_name_places_in_the_work_tree() {
+    fn modules_name_paths_in_the_work_tree() {
         let check = |text: &str, expected: bool| {
             assert_eq!(check_change("/w/.gitmodules", "", text) == ContentVerdict::Harmless, expected, "{text}");
         };

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_not_read() {
+    fn ambiguous_input_is_not_accepted() {
         for text in [
             "k=1",
             "[a]k=\"x\n",

@@ -148,7 +148,7 @@ mod tests {
     /// The judge of a text and the search for the paths that it names must read the same settings.
     /// Only the exact reader keeps the blanks before a continued line.
     #[test]
-    fn the_lenient_reader_finds_what_the_exact_one_finds() {
+    fn the_lenient_reader_finds_all_that_the_exact_one_finds() {
         let parts = ["[a]", "[a \"#\"]", "k=", "v", "\"", "\\", "\n", "#", ";", " ", "k2 = x", "[b]\nz"];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut read = 0;

@@ -355,7 +355,7 @@ mod tests {
     use stockade_model::Grant;
 
     #[test]
-    fn targets_reach_down_and_hold_what_is_above() {
+    fn targets_include_descendants_and_protect_ancestors() {
         let mut places = GuardedPaths::default();
         places.targets.insert(b"/ws/real/vs".to_vec());
         places.pins.insert(b"/ws/sub/.cargo".to_vec());

@@ -402,7 +402,7 @@ mod tests {
     /// Skipped for root, which can search the directory; the broker's threads have dropped that
     /// capability.
     #[test]
-    fn what_a_closed_directory_hides_is_said() {
+    fn files_hidden_by_a_closed_directory_are_reported() {
         if rustix::process::geteuid().is_root() {
             return;
         }

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_globs_can_say() {
+    fn meanings_of_globs() {
         check("git status", &["git status*"], false);
         check("git (commit|push)", &["git commit*", "git push*"], false);
         check("git status\"", &["git status"], false);

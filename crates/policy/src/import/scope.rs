@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_have_scopes() {
+    fn directories_have_scopes() {
         for (tool, path, expected) in [
             (ImportTool::Claude, "/etc/claude-code/managed-settings.json", SourceScope::Admin),
             (ImportTool::Claude, "/home/u/.claude/settings.json", SourceScope::User),

@@ -29,7 +29,7 @@ fn check(rule: &str, key: &str, expected: Option<&str>, expects_report: bool) {
 }
 
 #[test]
-fn what_must_not_be_written_is_protected_or_told() {
+fn unwritable_paths_are_protected_or_reported() {
     for tool in ["Edit", "Write", "MultiEdit", "NotebookEdit"] {
         for (path, protected, expects_report) in [
             ("", None, true),
@@ -74,7 +74,7 @@ fn what_must_not_be_written_is_protected_or_told() {
 }
 
 #[test]
-fn what_must_not_be_read_is_hidden_or_told_in_every_form() {
+fn unreadable_paths_are_hidden_or_reported_in_every_form() {
     for (rule, hidden, expects_report) in [
         ("Read", None, true),
         ("Grep", None, true),
@@ -120,7 +120,7 @@ fn rules_about_files_hold_where_no_command_runs() {
 /// A directory that is given to commands to write is neither hidden nor protected
 /// by a rule about what is above it.
 #[test]
-fn what_is_given_to_write_is_told() {
+fn powers_to_write_are_reported() {
     for (written, rule, expects_report) in [
         ("./gen/out", "Edit(./gen/**)", true),
         ("./gen", "Edit(./gen/**)", true),
@@ -138,7 +138,7 @@ fn what_is_given_to_write_is_told() {
 
 /// `denyWrite` of the sandbox is a denial like another.
 #[test]
-fn what_the_sandbox_must_not_write_is_protected_or_told() {
+fn unwritable_paths_of_the_sandbox_are_protected_or_reported() {
     for (path, protected, expects_report) in [
         ("./x", Some("x"), false),
         (".", None, true),
@@ -164,7 +164,7 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
 
 /// `denyRead` as well, but for the workspace where the sandbox reveals it.
 #[test]
-fn what_the_sandbox_must_not_read_is_hidden_or_told() {
+fn unreadable_paths_of_the_sandbox_are_hidden_or_reported() {
     for (lists, expects_report) in [
         ("\"denyRead\": [\"./x\"]", false),
         ("\"denyRead\": [\"~/.ssh\"]", false),
@@ -180,7 +180,7 @@ fn what_the_sandbox_must_not_read_is_hidden_or_told() {
 
 /// The mode `plan` chooses another profile: what is refused holds in it as well.
 #[test]
-fn what_is_refused_holds_in_the_profile_of_the_mode() {
+fn refusals_hold_in_the_profile_of_the_mode() {
     let rules = "\"deny\": [\"Read(./secrets/**)\", \"Edit(./gen/**)\"], \"defaultMode\": \"plan\"";
     let sandbox = "{\"enabled\": true, \"network\": {\"deniedDomains\": [\"evil.example\"], \"allowedDomains\": [\"a.example\"]}, \"filesystem\": {\"allowWrite\": [\"/srv/x\"]}}";
     let imported = claude(&format!("{{\"permissions\": {{{rules}}}, \"sandbox\": {sandbox}}}"));

@@ -98,7 +98,7 @@ fn settings_without_rules_are_accepted() {
 
 /// What is said of a key at the top of settings.
 #[test]
-fn keys_beside_the_rules_are_told_where_they_matter() {
+fn keys_beside_the_rules_are_reported_where_they_matter() {
     for (tool, key, value, carried) in [
         (ImportTool::Claude, "env", "{\"A\": \"secret\", \"B\": \"x\"}", Some(ImportDeviation::Left)),
         (ImportTool::Claude, "env", "{}", None),
@@ -168,7 +168,7 @@ fn check_lines(tool: ImportTool, files: &[(&str, &str)], starts: &[&str]) {
 }
 
 #[test]
-fn every_mistake_is_told_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let claude = "{\n\"permissions\": {\n\"allow\": [\"Bash(\", \"Read\", 3],\n\"alow\": [],\n\"deny\": \"x\",\n\"defaultMode\": \"yolo\"\n},\n\"sandbox\": {\"excludedCommands\": [1, \"a\", 2], \"network\": {\"allowedDomains\": 1}}\n}\n";
     check_lines(
         ImportTool::Claude,
@@ -213,7 +213,7 @@ fn every_mistake_is_told_at_once() {
 }
 
 #[test]
-fn what_is_told_of_mistakes_is_bounded() {
+fn reports_of_mistakes_are_bounded() {
     let entries = vec!["\"Bash(\""; 50].join(",\n");
     let lines = lines_of(ImportTool::Claude, &[("f", &format!("{{\"permissions\": {{\"allow\": [\n{entries}]}}}}"))]);
     assert_eq!(lines.len(), 22, "{lines:#?}");

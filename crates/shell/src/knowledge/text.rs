@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_the_small_part_is_refused() {
+    fn unsupported_syntax_is_refused() {
         for text in ["a = 5\n", "a = \"x\\n\"\n", "a = \"x\" y\n", "A = true\n", "a = [\"x\" \"y\"]\n", "a\n"] {
             assert!(parse_pairs(text).any(|p| p.is_err()), "{text:?}");
         }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_read_in_order_while_it_grows() {
+    fn output_is_read_in_order_while_it_grows() {
         let dir = tempfile::tempdir().unwrap();
         let mut reader = OutputReader::new(dir.path().to_owned());
         assert_eq!(all(&mut reader), []);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_is_not_told_and_what_is_damaged_is_no_output() {
+    fn truncated_reports_are_dropped_and_damaged_ones_are_no_output() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = OutputWriter::new(dir.path().to_owned());
         output.append_output(OutputStream::Out, b"whole").unwrap();

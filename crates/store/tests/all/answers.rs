@@ -122,7 +122,7 @@ fn uses_are_counted() {
 }
 
 #[test]
-fn what_is_taken_back_answers_nothing() {
+fn revoked_answers_answer_nothing() {
     let (_root, path) = place();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Approved, ApprovalScope::Always)).unwrap();
@@ -136,7 +136,7 @@ fn what_is_taken_back_answers_nothing() {
 }
 
 #[test]
-fn what_reaches_no_further_is_not_remembered() {
+fn one_time_answers_are_not_remembered() {
     let (_root, path) = place();
     let store = ApprovalStore::open(&path).unwrap();
     let error = |r: ApprovalRecord| store.remember_answer(&r).unwrap_err();
@@ -184,7 +184,7 @@ fn everything_comes_back_as_it_was() {
 }
 
 #[test]
-fn pruning_forgets_only_what_answers_nothing() {
+fn pruning_forgets_only_unused_answers() {
     let (_root, path) = place();
     let store = ApprovalStore::open(&path).unwrap();
     for (name, scope) in [

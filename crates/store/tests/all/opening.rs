@@ -42,7 +42,7 @@ fn refused(spoil: impl FnOnce(&Path), words: &str) {
 }
 
 #[test]
-fn a_place_that_others_could_prepare_is_refused() {
+fn a_directory_that_others_could_prepare_is_refused() {
     refused(|path| fs::set_permissions(path, Permissions::from_mode(0o660)).unwrap(), "other users can access");
     refused(
         |path| fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o750)).unwrap(),
@@ -186,7 +186,7 @@ fn a_maker_that_died_is_no_hindrance() {
 }
 
 #[test]
-fn errors_say_what_to_do() {
+fn errors_name_a_remedy() {
     let (_root, path) = place();
     made(&path);
     fs::write(&path, "").unwrap();

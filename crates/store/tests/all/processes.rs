@@ -100,7 +100,7 @@ fn many_may_make_it_at_once() {
 }
 
 #[test]
-#[ignore = "child of sudden_death_keeps_what_was_remembered"]
+#[ignore = "child of sudden_death_keeps_remembered_answers"]
 fn child_remembers_forever() {
     let Some(path) = read_child_path() else { return };
     let store = ApprovalStore::open(&path).unwrap();
@@ -113,7 +113,7 @@ fn child_remembers_forever() {
 }
 
 #[test]
-fn sudden_death_keeps_what_was_remembered() {
+fn sudden_death_keeps_remembered_answers() {
     let (_root, path) = place();
     let mut running = child("processes::child_remembers_forever", &path);
     let count = || std::fs::metadata(path.with_extension("count")).map_or(0, |count| count.len());

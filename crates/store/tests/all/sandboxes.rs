@@ -48,7 +48,7 @@ fn is_state(error: &SandboxStoreError, expected: SandboxState) -> bool {
 }
 
 #[test]
-fn whoever_opens_it_again_finds_every_one() {
+fn a_reopened_store_finds_every_row() {
     let (_root, path, first) = sandboxes();
     ready(&first, 1, Some(60_000), Some(5_000));
     let before = first.find_sandbox(&id(1)).unwrap().unwrap();
@@ -77,7 +77,7 @@ fn its_directory_is_private_and_its_own() {
 }
 
 #[test]
-fn what_is_no_store_of_sandboxes_is_refused() {
+fn a_directory_that_is_no_sandbox_store_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let place = root.path().join("state");
     ApprovalStore::open(&place.join("sandboxes.db")).unwrap();
@@ -106,7 +106,7 @@ fn a_state_leads_only_where_it_may() {
 }
 
 #[test]
-fn only_what_is_ready_is_used_and_only_what_is_unused_is_claimed() {
+fn only_ready_images_are_used_and_only_unused_ones_are_claimed() {
     let (_root, _, sandboxes) = sandboxes();
     let claim = sandboxes.begin_sandbox(id(1), spec(), 0).unwrap();
     assert!(is_state(&sandboxes.begin_use(&id(1), 1).unwrap_err(), SandboxState::Creating));
@@ -127,7 +127,7 @@ fn only_what_is_ready_is_used_and_only_what_is_unused_is_claimed() {
 }
 
 #[test]
-fn what_is_not_empty_is_not_over() {
+fn a_nonempty_group_is_not_finished() {
     let (_root, _, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     let claim = sandboxes.claim_sandbox(&id(1)).unwrap();
@@ -147,7 +147,7 @@ fn what_is_not_empty_is_not_over() {
 }
 
 #[test]
-fn what_was_removed_and_not_noted_can_be_ended() {
+fn an_unrecorded_removal_can_be_finished() {
     let (_root, path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     sandboxes.change_state(&id(1), SandboxState::Destroying, None, 6).unwrap();
@@ -158,7 +158,7 @@ fn what_was_removed_and_not_noted_can_be_ended() {
 }
 
 #[test]
-fn time_ends_what_lives_too_long_or_is_not_used() {
+fn time_ends_sandboxes_that_are_too_old_or_unused() {
     let (_root, _, sandboxes) = sandboxes();
     ready(&sandboxes, 1, Some(10_000), None);
     ready(&sandboxes, 2, None, Some(4_000));
@@ -183,7 +183,7 @@ fn time_ends_what_lives_too_long_or_is_not_used() {
 }
 
 #[test]
-#[ignore = "child of what_a_killed_maker_left_is_known"]
+#[ignore = "child of leftovers_of_a_killed_creator_are_known"]
 fn child_begins_and_dies() {
     let Some(path) = read_child_path() else { return };
     let sandboxes = SandboxStore::open(&path).unwrap();
@@ -198,7 +198,7 @@ fn child_begins_and_dies() {
 }
 
 #[test]
-fn what_a_killed_maker_left_is_known() {
+fn leftovers_of_a_killed_creator_are_known() {
     let (_root, path, sandboxes) = sandboxes();
     ready(&sandboxes, 4, None, Some(1_000));
     let mut maker = child("sandboxes::child_begins_and_dies", &path);
@@ -215,7 +215,7 @@ fn what_a_killed_maker_left_is_known() {
 }
 
 #[test]
-fn one_that_somebody_ends_is_not_abandoned_although_others_still_use_it() {
+fn an_ended_sandbox_is_not_abandoned_although_others_still_use_it() {
     let (_root, _path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     let used = sandboxes.begin_use(&id(1), 1_000).unwrap();
@@ -234,7 +234,7 @@ fn one_that_somebody_ends_is_not_abandoned_although_others_still_use_it() {
 const RACES: u8 = 40;
 
 #[test]
-#[ignore = "child of a_change_is_made_once_whoever_races"]
+#[ignore = "child of a_change_is_made_once_despite_races"]
 fn child_races() {
     let Some(path) = read_child_path() else { return };
     let sandboxes = SandboxStore::open(&path).unwrap();
@@ -243,7 +243,7 @@ fn child_races() {
 }
 
 #[test]
-fn a_change_is_made_once_whoever_races() {
+fn a_change_is_made_once_despite_races() {
     let (_root, path, sandboxes) = sandboxes();
     (1..=RACES).for_each(|n| ready(&sandboxes, n, None, None));
     let children: Vec<_> = (0..3).map(|_| child("sandboxes::child_races", &path)).collect();
@@ -258,7 +258,7 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
-fn what_was_run_is_known_in_order_and_bounded() {
+fn commands_are_listed_in_order_and_bounded() {
     let (_root, path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     ready(&sandboxes, 2, None, None);
@@ -288,7 +288,7 @@ fn what_was_run_is_known_in_order_and_bounded() {
 }
 
 #[test]
-fn what_was_killed_before_it_was_known_is_removed_once_it_is_old() {
+fn an_unregistered_leftover_is_removed_once_it_is_old() {
     let (_root, path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     let directory = |n: u8| path.join(id(n).as_str());

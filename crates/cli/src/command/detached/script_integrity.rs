@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_passed_on_as_it_is_is_told() {
+    fn altered_text_is_reported() {
         check("echo a; [ 1 != 2 ] && ! false\nkill $! \n", true, true);
         for expanded in ["!!\n", "echo !$\n", "x\n!rm\n", "^a^b\n", "x\n^a^b\n", "echo \"!x\"\n", "!-2", "a!\"b"] {
             check(expanded, false, false);

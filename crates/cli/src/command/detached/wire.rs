@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_message_is_an_error() {
+    fn overlong_and_malformed_messages_are_errors() {
         for bytes in [&[0xff; 8][..], &[2, 0, 0, 0, b'{', b'}'], &[9, 0, 0, 0, 1]] {
             let (client, run) = pair();
             client.stream().write_all(bytes).unwrap();

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_arrives_as_it_was_said_with_what_comes_along() {
+    fn every_message_arrives_unchanged_with_its_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let listener = SessionListener::bind_in(dir.path()).unwrap();
         assert!(listener.accept_client().unwrap().is_none());
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_keeps_its_bytes() {
+    fn requests_keep_their_bytes() {
         let request = ExecRequest {
             script: None,
             words: vec![b"\xff\0"[..1].into(), "x\n".into()],
