@@ -3,7 +3,7 @@
 pub mod cross_section;
 pub mod engines;
 
-/// How strong the walls are that an attempt is made behind.
+/// The isolation that an attempt runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Namespaces.

@@ -121,7 +121,7 @@ fn cargo_builds_without_a_question() {
     each_user(|world| {
         furnish(world);
         let host = caches(world);
-        let place = world.dir("home/toolchain").display().to_string();
+        let toolchain_path = world.dir("home/toolchain").display().to_string();
         for (file, text) in [
             (
                 "ws/Cargo.toml",
@@ -138,14 +138,14 @@ fn cargo_builds_without_a_question() {
             let script = "cargo build --offline && cargo run --offline && rm -rf target";
             let mut command: TestCommand = world
                 .stockade(&["--json", "--level", level], &["sh", "-ec", script])
-                .env("PATH", format!("{place}/bin:{}", crate::world::PATH));
+                .env("PATH", format!("{toolchain_path}/bin:{}", crate::world::PATH));
             if TestUser::available_users().contains(&TestUser::Root) {
                 let user = if is_root(world) {
                     String::new()
                 } else {
                     format!("setpriv --reuid {} --regid {} --clear-groups", world.account.uid, world.account.gid)
                 };
-                let show = format!("mount --bind {} {place} && exec {user} \"$@\"", toolchain.sysroot);
+                let show = format!("mount --bind {} {toolchain_path} && exec {user} \"$@\"", toolchain.sysroot);
                 command =
                     command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
             } else {

@@ -7,17 +7,17 @@ use serde_json::Value;
 use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestCommand, TestUser};
 
 use crate::containers::root_archive;
-use crate::life::place_of_engine;
+use crate::life::engine_directory;
 use crate::world::{World, binary};
 
 /// The command line of somebody who has one engine.
-pub struct Desk {
+pub struct SandboxFixture {
     pub world: World,
     variable: &'static str,
     socket: String,
 }
 
-impl Desk {
+impl SandboxFixture {
     pub fn of(engine: &ContainerEngine, variable: &'static str) -> Self {
         let socket = format!("unix://{}", engine.socket_path().display());
         Self { world: World::new(TestUser::Root), variable, socket }
@@ -74,11 +74,11 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
         eprintln!("not run: a container engine needs root");
         return;
     }
-    let place = place_of_engine();
+    let directory = engine_directory();
     let engine =
-        ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
-    let image = engine.import_image(&root_archive(place.path())).unwrap();
-    let client = Desk::of(&engine, variable);
+        ContainerEngine::start(kind, &directory.path().join("engine")).expect("it is installed by the test command");
+    let image = engine.import_image(&root_archive(directory.path())).unwrap();
+    let client = SandboxFixture::of(&engine, variable);
     names_missing_parts(&client, name, &image);
 
     let id = client.done(&["create", "--backend", name, "--image", &image, "--limit", "memory=512MiB"]);
@@ -98,7 +98,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
     assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
 }
 
-fn names_missing_parts(client: &Desk, name: &str, image: &str) {
+fn names_missing_parts(client: &SandboxFixture, name: &str, image: &str) {
     let absent = format!("sha256:{}", "0".repeat(64));
     client.refused(&["create", "--backend", name, "--image", &absent], &absent, Some("load it"));
     client.refused(&["create", "--backend", name], "name an image", None);
@@ -110,7 +110,7 @@ fn names_missing_parts(client: &Desk, name: &str, image: &str) {
 }
 
 /// A refusal is exact, and the report says which layer does what.
-fn reports_enforced_layers(client: &Desk, id: &str, name: &str) {
+fn reports_enforced_layers(client: &SandboxFixture, id: &str, name: &str) {
     let exec_output = client.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
     let outcome: Value = serde_json::from_str(&exec_output.stdout)
         .unwrap_or_else(|why| panic!("{why}: {}", exec_output.combined_text()));
@@ -126,7 +126,7 @@ fn reports_enforced_layers(client: &Desk, id: &str, name: &str) {
 }
 
 /// The engine holds it, and the kernel tells nobody but the groups inside.
-fn names_the_limit(client: &Desk, id: &str) {
+fn names_the_limit(client: &SandboxFixture, id: &str) {
     let outcome = |script: &str| -> Value {
         let exec_output = client.run(&["exec", "--mode", "never", "--json", id, "-c", script]);
         serde_json::from_str(&exec_output.stdout).unwrap_or_else(|why| panic!("{why}: {}", exec_output.combined_text()))
@@ -142,7 +142,7 @@ fn names_the_limit(client: &Desk, id: &str) {
     assert_eq!(outcome("true")["attempts"][0]["denials"], serde_json::json!([]), "what was is not told again");
 }
 
-fn takes_and_gives_files(client: &Desk, id: &str) {
+fn takes_and_gives_files(client: &SandboxFixture, id: &str) {
     let host_file = client.world.file("ws/given", "from outside\n");
     let back = client.world.workspace().join("back");
     client.done(&["copy", host_file.to_str().unwrap(), &format!("{id}:given")]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
 use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestUser, small_image};
 
-use crate::life::place_of_engine;
+use crate::life::engine_directory;
 use crate::sandbox::sandbox_dir;
 use crate::world::{World, binary, each_user};
 
@@ -53,7 +53,7 @@ fn an_engine_lends_no_rights_and_keeps_paths_hidden() {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
     }
-    let top = place_of_engine();
+    let top = engine_directory();
     fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let archive = small_image(top.path()).unwrap();
     for (kind, backend) in [(EngineKind::Docker, "docker"), (EngineKind::Podman, "podman")] {

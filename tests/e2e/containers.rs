@@ -10,7 +10,7 @@ use std::time::Duration;
 use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestCommand, TestUser};
 use tempfile::TempDir;
 
-use crate::life::place_of_engine;
+use crate::life::engine_directory;
 use crate::world::{PATH, binary, each_user};
 
 /// Programs of the container's root, with the libraries they need.
@@ -41,14 +41,14 @@ const PROGRAMS: &[&str] = &[
 struct Docker {
     // First: it ends before its place does.
     engine: ContainerEngine,
-    place: TempDir,
+    directory: TempDir,
 }
 
 impl Docker {
     fn start() -> Self {
-        let place = place_of_engine();
-        let engine = ContainerEngine::start(EngineKind::Docker, &place.path().join("engine"));
-        Self { engine: engine.expect("dockerd is installed by the test command"), place }
+        let directory = engine_directory();
+        let engine = ContainerEngine::start(EngineKind::Docker, &directory.path().join("engine"));
+        Self { engine: engine.expect("dockerd is installed by the test command"), directory }
     }
 
     /// Runs a shell script in a container with every default but the network.
@@ -67,8 +67,8 @@ impl Docker {
 }
 
 /// An archive of a root tree with this machine's own programs.
-pub fn root_archive(place: &Path) -> PathBuf {
-    let root = place.join("root");
+pub fn root_archive(directory: &Path) -> PathBuf {
+    let root = directory.join("root");
     for dir in ["tmp", "root", "etc", "proc", "sys", "dev", "home/user/ws", "home/user/out", "usr/lib"] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
@@ -93,7 +93,7 @@ pub fn root_archive(place: &Path) -> PathBuf {
             .unwrap()
             .success()
     );
-    let tar = place.join("root.tar");
+    let tar = directory.join("root.tar");
     assert!(Process::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
     tar
 }
@@ -130,7 +130,7 @@ fn restricted_holds_in_a_default_container() {
         return;
     }
     let docker = Docker::start();
-    let image = docker.engine.import_image(&root_archive(docker.place.path())).unwrap();
+    let image = docker.engine.import_image(&root_archive(docker.directory.path())).unwrap();
     let run = |user: &str, script: &str| docker.run(&image, user, script);
     for user in ["0", "1000"] {
         let peer = run(user, "bwrap --ro-bind / / true");

@@ -73,21 +73,21 @@ fn programs_are_asked_about_by_name() {
         world.dir("home/.config/stockade");
         let rules = "[profiles.workspace.exec]\nask = [\"id\"]\ndeny = [\"uname -r\"]\n";
         world.file("home/.config/stockade/config.toml", rules);
-        let (asked_file, denied_file) = (world.workspace().join("asked"), world.workspace().join("denied"));
+        let (requested_file, denied_file) = (world.workspace().join("asked"), world.workspace().join("denied"));
         let holds = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| !text.is_empty());
         let path = |name: &str| format!("/usr/bin/{name}");
         world.run(&world.bare(&["sh", "-c", line]));
-        assert!(holds(&asked_file) && holds(&denied_file), "without a sandbox both run");
+        assert!(holds(&requested_file) && holds(&denied_file), "without a sandbox both run");
         for level in ["full", "restricted"] {
             let found = denials(&world.outcome(&["--level", level], &["sh", "-c", line]));
             let expected = [("id", format!("exec {}", path("id"))), ("uname", String::new())]
                 .map(|(name, grant)| ("exec".to_owned(), path(name), grant));
             assert_eq!(found, expected, "{level}");
-            assert!(!holds(&asked_file) && !holds(&denied_file), "{level}");
+            assert!(!holds(&requested_file) && !holds(&denied_file), "{level}");
             world.outcome(&["--level", level, "--grant", "exec id"], &["sh", "-c", line]);
-            assert!(holds(&asked_file) && !holds(&denied_file), "{level}");
+            assert!(holds(&requested_file) && !holds(&denied_file), "{level}");
 
-            fs::write(&asked_file, "").unwrap();
+            fs::write(&requested_file, "").unwrap();
             let program = crate::world::binary();
             let command = world.bare(&[program.as_str(), "run", "--level", level, "--", "sh", "-c", line]);
             let mut terminal = crate::terminal::Terminal::start(world, &command);
@@ -95,7 +95,7 @@ fn programs_are_asked_about_by_name() {
             assert!(terminal.text.contains("exec /usr/bin/id"), "{}", terminal.text);
             terminal.press("o");
             let (code, text) = terminal.finish();
-            assert!(code == 0 && holds(&asked_file) && !holds(&denied_file), "{level} {code}: {text}");
+            assert!(code == 0 && holds(&requested_file) && !holds(&denied_file), "{level} {code}: {text}");
         }
     });
 }

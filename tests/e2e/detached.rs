@@ -14,7 +14,7 @@ use crate::life::{assert_none_left, marked};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts it and gives its id.
 #[track_caller]
@@ -41,7 +41,7 @@ pub fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
 /// Looks until it is so.
 #[track_caller]
 pub fn eventually(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20));

@@ -8,7 +8,7 @@ use stockade_testkit::{
 
 use crate::fleet::last;
 use crate::kept::wait_until;
-use crate::life::place_of_engine;
+use crate::life::engine_directory;
 use crate::world::{World, binary};
 
 const SANDBOXES: usize = 5;
@@ -41,7 +41,7 @@ fn sandboxes_of_a_killed_engine_are_recreated_with_their_files() {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
     }
-    let top = place_of_engine();
+    let top = engine_directory();
     let archive = small_image(top.path()).unwrap();
     let within_gvisor = ["--runtime", "runsc", "--level", "restricted"];
     let kinds: [(_, _, &[&[&str]]); 2] =

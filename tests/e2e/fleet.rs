@@ -140,8 +140,8 @@ fn everything_is_removed(world: &World, stays: &str, fleet: Vec<AtWork>) {
     }
     // One that was cut off before it was known keeps its empty directory for a minute.
     let is_filled = |path: &PathBuf| names(path).iter().any(|name| name != "lock");
-    let places = fs::read_dir(sandbox_dir(world, "")).unwrap().flatten().map(|entry| entry.path());
-    let leftover: Vec<PathBuf> = places.filter(|path| path.is_dir() && is_filled(path)).collect();
+    let directories = fs::read_dir(sandbox_dir(world, "")).unwrap().flatten().map(|entry| entry.path());
+    let leftover: Vec<PathBuf> = directories.filter(|path| path.is_dir() && is_filled(path)).collect();
     assert_eq!(leftover, Vec::<PathBuf>::new());
     for one in fleet {
         let output = one.client.wait_for_end().unwrap();

@@ -18,10 +18,10 @@ use crate::world::{World, binary, each_user};
 /// How late the first answer comes.
 const LATE: Duration = Duration::from_secs(30);
 /// Longest a program may take after its last answer.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// What became of a program whose every question got a yes.
-struct Told {
+struct RunReport {
     code: i32,
     text: String,
     questions: usize,
@@ -30,7 +30,7 @@ struct Told {
 
 /// Runs `script` at a terminal and says yes to every question, to the first one
 /// late.
-fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestCommand) -> Told {
+fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestCommand) -> RunReport {
     let workspace = world.workspace().display().to_string();
     let report = world.home().join("outcome.json").display().to_string();
     let program = binary();
@@ -41,7 +41,7 @@ fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestComm
     let start = if behind { Terminal::start_as_harness } else { Terminal::start };
     let mut terminal = start(world, &command);
     let mut questions = 0;
-    while terminal.sees_before_its_end("allow?", PATIENCE) {
+    while terminal.sees_before_its_end("allow?", TIMEOUT) {
         if questions == 0 {
             thread::sleep(LATE);
         }
@@ -52,13 +52,13 @@ fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestComm
     let (code, text) = terminal.finish();
     let outcome = fs::read_to_string(&report).unwrap_or_else(|error| panic!("no outcome: {error}\n{text}"));
     let outcome = serde_json::from_str(&outcome).unwrap();
-    Told { code, text, questions, outcome }
+    RunReport { code, text, questions, outcome }
 }
 
 /// It ended well, in one attempt, was asked `1..=most` times, and `once` holds
 /// one line: what every execution adds.
 #[track_caller]
-fn check(result: &Told, most: usize, once: &Path) {
+fn check(result: &RunReport, most: usize, once: &Path) {
     assert_eq!(result.code, 0, "{}", result.text);
     assert!((1..=most).contains(&result.questions), "{} questions:\n{}", result.questions, result.text);
     assert_eq!(result.outcome["attempts"].as_array().unwrap().len(), 1, "it ran again:\n{}", result.text);
@@ -224,7 +224,7 @@ fn thinking_takes_none_of_the_time_of_a_command() {
 fn passes_with_few_questions(world: &World, command: &TestCommand) -> String {
     let mut terminal = Terminal::start(world, command);
     let mut questions = 0;
-    while terminal.sees_before_its_end("allow?", PATIENCE) {
+    while terminal.sees_before_its_end("allow?", TIMEOUT) {
         terminal.press("o");
         questions += 1;
     }

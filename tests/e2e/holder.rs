@@ -41,19 +41,19 @@ print(text[:1].decode(), len(descriptors))
 "#;
 
 /// The directories of all workspaces' caches.
-fn places(world: &World) -> Vec<PathBuf> {
+fn layer_directories(world: &World) -> Vec<PathBuf> {
     let all = fs::read_dir(world.home().join(".local/state/stockade/caches")).unwrap();
     all.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-fn place(world: &World) -> PathBuf {
-    let [place] = &places(world)[..] else { panic!("{:?}", places(world)) };
-    place.clone()
+fn layer_directory(world: &World) -> PathBuf {
+    let [layer_directory] = &layer_directories(world)[..] else { panic!("{:?}", layer_directories(world)) };
+    layer_directory.clone()
 }
 
 /// The holders of a workspace.
-fn holders(place: &Path) -> Vec<u32> {
-    marked(&place.display().to_string()).into_iter().collect()
+fn layer_servers(layer_directory: &Path) -> Vec<u32> {
+    marked(&layer_directory.display().to_string()).into_iter().collect()
 }
 
 #[track_caller]
@@ -103,7 +103,7 @@ fn runs_at_the_same_time_share_layers() {
         let all: BTreeSet<&str> = found.lines().filter(|name| name.starts_with('n')).collect();
         assert_eq!(all.len(), 16, "{found}");
         assert_eq!(caches(world), host);
-        assert_eq!(holders(&place(world)).len(), 1);
+        assert_eq!(layer_servers(&layer_directory(world)).len(), 1);
     });
 }
 
@@ -143,15 +143,15 @@ fn a_holder_that_is_killed_takes_nothing_along() {
                 let wait = "n=0; until test -e go; do n=$((n+1)); test $n -lt 600; sleep 0.05; done";
                 passes(world, &format!("echo 1 > ~/.npm/first; {wait}; echo 2 > ~/.npm/last; cat ~/.npm/first"))
             });
-            let place = place(world);
+            let layer_directory = layer_directory(world);
             soon("the run writes", || passes(world, "ls ~/.npm").contains("first"));
-            let killed = holders(&place);
+            let killed = layer_servers(&layer_directory);
             assert_eq!(killed.len(), 1, "{killed:?}");
             kill(killed[0]);
-            soon("the holder is gone", || holders(&place).is_empty());
+            soon("the holder is gone", || layer_servers(&layer_directory).is_empty());
             // Another one, with layers of its own, which are nobody's after that.
             assert!(!passes(world, "echo 3 > ~/.npm/third; ls ~/.npm").contains("first"));
-            soon("the holder of other layers ends by itself", || holders(&place).is_empty());
+            soon("the holder of other layers ends by itself", || layer_servers(&layer_directory).is_empty());
             world.file("ws/go", "");
             assert_eq!(one.join().unwrap(), "1\n");
         });
@@ -197,7 +197,7 @@ fn a_run_sees_the_hosts_current_content() {
         let script =
             "test ! -e ~/.npm/_cacache/deep; test ! -e ~/.npm/_cacache/later; cat ~/.npm/_cacache/elsewhere/later";
         assert_eq!(passes(world, script), "deep");
-        assert_eq!(holders(&place(world)).len(), 1);
+        assert_eq!(layer_servers(&layer_directory(world)).len(), 1);
     });
 }
 
@@ -289,7 +289,7 @@ fn hidden_files_stay_hidden_under_their_old_names() {
         passes(world, "test ! -e ~/.cargo/credentials.toml || test ! -s ~/.cargo/credentials.toml");
         world.file("home/.cargo/credentials.toml", "secret");
         assert!(!passes(world, read).contains("secret"));
-        assert_eq!(holders(&place(world)).len(), 1);
+        assert_eq!(layer_servers(&layer_directory(world)).len(), 1);
     });
 }
 
@@ -301,19 +301,21 @@ fn targets_of_links_are_hidden_under_any_name() {
         furnish(world);
         world.dir("home/.gradle");
         world.dir("home/.gradle/caches");
-        for (link, text, place) in [
+        for (link, text, layer_directory) in [
             (".npmrc", ".npm/npmrc", ".npm/npmrc"),
             (".gradle/gradle.properties", "caches/own", ".gradle/caches/own"),
             (".cargo/credentials", "registry/own", ".cargo/registry/own"),
         ] {
-            world.file(&format!("home/{place}"), "//registry/:_authToken=secret");
+            world.file(&format!("home/{layer_directory}"), "//registry/:_authToken=secret");
             symlink(text, world.home().join(link)).unwrap();
-            let new = format!("{place}2");
-            let rename = format!("mv ~/{place} ~/{new}; ln ~/{place} ~/{new}; cp ~/{place} ~/{new}; rm -f ~/{place}");
+            let new = format!("{layer_directory}2");
+            let rename = format!(
+                "mv ~/{layer_directory} ~/{new}; ln ~/{layer_directory} ~/{new}; cp ~/{layer_directory} ~/{new}; rm -f ~/{layer_directory}"
+            );
             world.run(&scripted(world, &["--level", "full"], &rename));
-            let read = format!("cat ~/{new} ~/{link} ~/{place} 2>&1 || true");
+            let read = format!("cat ~/{new} ~/{link} ~/{layer_directory} 2>&1 || true");
             assert!(!passes(world, &read).contains("secret"), "{link}");
-            assert!(fs::read_to_string(world.home().join(place)).unwrap().contains("secret"));
+            assert!(fs::read_to_string(world.home().join(layer_directory)).unwrap().contains("secret"));
         }
         world.dir("home/.config");
         world.dir("home/.config/stockade");
@@ -388,7 +390,7 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
             assert_eq!(passes(world, write), "own\nown\n");
         });
         // A holder that answers nobody; with a stage, which is mounted once, as well.
-        let stopped = holders(&place(world));
+        let stopped = layer_servers(&layer_directory(world));
         let signal = |pid: &u32, signal| kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
         stopped.iter().for_each(|pid| signal(pid, Signal::STOP));
         assert_eq!(passes(world, write), "own\nown\n");
@@ -411,7 +413,7 @@ fn no_link_leads_into_a_process_by_its_number() {
             let names: Vec<_> = links.map(|entry| entry.file_name()).filter(|name| name != "p").collect();
             assert!(names.is_empty(), "{level}: {names:?}");
         }
-        let holder = holders(&place(world));
+        let holder = layer_servers(&layer_directory(world));
         let [holder] = holder[..] else { panic!("{holder:?}") };
         assert_eq!(fs::read_dir(format!("/proc/{holder}/root/sys")).unwrap().count(), 0);
     });
@@ -498,7 +500,7 @@ fn damage_by_a_run_in_a_layer_is_repaired() {
             let wrote = passes(world, "echo own > ~/.cargo/registry/own; cat ~/.cargo/registry/own; echo > ~/.npm/own");
             assert_eq!(wrote, "own\n", "{script}");
         }
-        assert_eq!(holders(&place(world)).len(), 1);
+        assert_eq!(layer_servers(&layer_directory(world)).len(), 1);
     });
 }
 
@@ -514,7 +516,7 @@ fn a_layer_server_keeps_nothing_of_its_creator() {
             format!("exec 9>{lock}; flock 9; (exec 8>&1; {run}) | cat; exec 9>&-; flock --timeout 20 {lock} echo free");
         let output = world.run(&world.bare(&["sh", "-c", &script]));
         assert_eq!(output.stdout, "free\n", "{}", output.stderr);
-        assert_eq!(holders(&place(world)).len(), 1);
+        assert_eq!(layer_servers(&layer_directory(world)).len(), 1);
     });
 }
 
@@ -536,11 +538,11 @@ fn a_layer_server_ends_with_its_layers() {
     each_user(|world| {
         furnish(world);
         passes(world, "echo 1 > ~/.npm/own");
-        let place = place(world);
-        assert_eq!(holders(&place).len(), 1);
+        let layer_directory = layer_directory(world);
+        assert_eq!(layer_servers(&layer_directory).len(), 1);
         let cleared = cache(world, &["clear", "--all"]);
         assert_eq!(cleared.ended, ProgramEnd::Code(0), "{}", cleared.stderr);
-        soon("the holder ends", || holders(&place).is_empty());
+        soon("the holder ends", || layer_servers(&layer_directory).is_empty());
         assert!(!passes(world, "ls -a ~/.npm").contains("own"));
     });
 }
@@ -552,7 +554,7 @@ fn a_layer_server_refuses_processes_of_sandboxes() {
     each_user(|world| {
         furnish(world);
         passes(world, "echo 1 > ~/.npm/own");
-        let socket = place(world).join(concat!("holder-", env!("CARGO_PKG_VERSION"))).display().to_string();
+        let socket = layer_directory(world).join(concat!("holder-", env!("CARGO_PKG_VERSION"))).display().to_string();
         let home = world.home().display().to_string();
         let ask = ["/usr/bin/python3", "-c", ASK, &socket, &home];
         let outside = world.run(&world.bare(&ask));

@@ -16,11 +16,11 @@ use crate::terminal::{Terminal, ends};
 use crate::world::{PATH, World, binary, each_user};
 
 /// Fifty sandboxes begin at once, beside other tests: a busy machine took over a minute.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 #[track_caller]
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20));
@@ -34,10 +34,10 @@ pub fn mark(number: u32) -> String {
 
 /// The processes that keep a sandbox: each holds its directory.
 pub fn supervisors(world: &World, id: &str) -> Vec<u32> {
-    let place = sandbox_dir(world, id);
+    let directory = sandbox_dir(world, id);
     let holds = |pid: &u32| {
         let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == place)
+        held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == directory)
     };
     marked("sandbox\0keep\0").into_iter().filter(holds).collect()
 }
@@ -273,8 +273,8 @@ fn served(world: &World) -> (RunningProgram, String) {
     assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     // Another address of the machine than the sandbox's own.
     let port = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap().port();
-    let place = world.outside().join("served");
-    let serve = ["python3", "-m", "http.server", "--bind", "127.0.0.2", "--directory", place.to_str().unwrap()];
+    let directory = world.outside().join("served");
+    let serve = ["python3", "-m", "http.server", "--bind", "127.0.0.2", "--directory", directory.to_str().unwrap()];
     let server =
         RunningProgram::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
     wait_until("it does not serve", || TcpStream::connect(("127.0.0.2", port)).is_ok());

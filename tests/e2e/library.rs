@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use stockade_testkit::few_or_all;
 
 /// How long the program may take to say what it was asked for.
-const SAYS_WITHIN: Timespec = Timespec { tv_sec: 150, tv_nsec: 0 };
+const REPORT_TIMEOUT: Timespec = Timespec { tv_sec: 150, tv_nsec: 0 };
 
 /// The program, told line by line what to do.
 struct Program {
@@ -45,7 +45,7 @@ impl Program {
     fn hear(&mut self) -> String {
         if self.program_output.buffer().is_empty() {
             let mut program_output = [PollFd::new(self.program_output.get_ref(), PollFlags::IN)];
-            assert!(poll(&mut program_output, Some(&SAYS_WITHIN)).unwrap() > 0, "the program says nothing");
+            assert!(poll(&mut program_output, Some(&REPORT_TIMEOUT)).unwrap() > 0, "the program says nothing");
         }
         let mut line = String::new();
         self.program_output.read_line(&mut line).unwrap();

@@ -58,7 +58,7 @@ pub fn names(dir: &Path) -> BTreeSet<String> {
 const ENGINES: &str = "stockade-engine-";
 
 /// A directory for a container engine and what it needs.
-pub fn place_of_engine() -> TempDir {
+pub fn engine_directory() -> TempDir {
     tempfile::Builder::new().prefix(ENGINES).tempdir_in("/var/tmp").unwrap()
 }
 

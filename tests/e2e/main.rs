@@ -4,7 +4,6 @@
 //! `STOCKADE_BIN` names the binary; the test command sets it.
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
-mod apart;
 mod attached;
 mod caches;
 mod consent;
@@ -44,6 +43,7 @@ mod signing;
 mod stage;
 mod storm;
 mod terminal;
+mod terminal_separation;
 mod toolchain;
 mod tty;
 mod undo;

@@ -11,7 +11,7 @@ use crate::review::{Endpoint, ok};
 use crate::sandbox::{create, done, exec, stockade};
 use crate::world::{World, each_user};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn configure(world: &World, section: &str) {
     for dir in ["home/.config", "home/.config/stockade"] {
@@ -73,7 +73,7 @@ fn a_webhook_is_posted_to_and_one_that_fails_is_complained_of_and_stops_nothing(
         configure(world, &format!("on = [\"ended\"]\nwebhook = \"http://127.0.0.1:{}/told\"", hook.port));
         let id = create(world, &[]);
         done(world, &["destroy", &id]);
-        let request = hook.requests.recv_timeout(PATIENCE).unwrap();
+        let request = hook.requests.recv_timeout(TIMEOUT).unwrap();
         let (head, body) = request.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("POST /told HTTP/1.1"), "{head}");
         assert_eq!(serde_json::from_str::<Value>(body).unwrap()["sandbox"], id);

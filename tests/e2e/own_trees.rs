@@ -53,12 +53,12 @@ fn temporary_files_of_a_run_are_reported_as_removed() {
         let made = in_temporary(world);
         let (new, note) =
             (made.path().join("new").display().to_string(), made.path().join("note").display().to_string());
-        let place = made.path().display().to_string();
-        let script = format!("mkdir -p {place}/in; echo x >{new}; echo y >{note}; echo z >{place}/in/a");
+        let directory = made.path().display().to_string();
+        let script = format!("mkdir -p {directory}/in; echo x >{new}; echo y >{note}; echo z >{directory}/in/a");
         let output = world.run(&world.stockade(&["--level", "full"], &["sh", "-c", &script]));
         assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         for (path, is_reported) in
-            [(&new, true), (&note, true), (&format!("{place}/in"), true), (&format!("{place}/in/a"), false)]
+            [(&new, true), (&note, true), (&format!("{directory}/in"), true), (&format!("{directory}/in/a"), false)]
         {
             let line = format!("gone: {path}   ");
             assert_eq!(output.stderr.contains(&line), is_reported, "{path}\n{}", output.combined_text());

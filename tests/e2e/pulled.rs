@@ -9,9 +9,9 @@ use std::process::{Child, Command as Process, Stdio};
 
 use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, TestUser};
 
-use crate::contained::Desk;
+use crate::contained::SandboxFixture;
 use crate::kept::wait_until;
-use crate::life::place_of_engine;
+use crate::life::engine_directory;
 use crate::terminal::{Terminal, ends};
 
 /// The distribution's registry on a port of the loopback.
@@ -21,10 +21,10 @@ struct Registry {
 }
 
 impl Registry {
-    fn start(place: &Path) -> Self {
+    fn start(directory: &Path) -> Self {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let settings = place.join("registry.yml");
-        let data = place.join("registry");
+        let settings = directory.join("registry.yml");
+        let data = directory.join("registry");
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: \"{address}\"}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n",
             data.display()
@@ -46,8 +46,8 @@ impl Drop for Registry {
 }
 
 /// A program and so much that nothing makes smaller that it does not come at once.
-fn archive(place: &Path) -> std::path::PathBuf {
-    let root = place.join("small");
+fn archive(directory: &Path) -> std::path::PathBuf {
+    let root = directory.join("small");
     for name in ["bin", "tmp", "proc", "dev", "sys", "etc"] {
         fs::create_dir_all(root.join(name)).unwrap();
     }
@@ -55,7 +55,7 @@ fn archive(place: &Path) -> std::path::PathBuf {
     std::os::unix::fs::symlink("busybox", root.join("bin/sh")).unwrap();
     let mut noise = File::open("/dev/urandom").unwrap().take(64 << 20);
     io::copy(&mut noise, &mut File::create(root.join("noise")).unwrap()).unwrap();
-    let archive = place.join("small.tar");
+    let archive = directory.join("small.tar");
     let made = Process::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg(".").status().unwrap();
     assert!(made.success());
     archive
@@ -104,12 +104,12 @@ fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
         eprintln!("not run: a container engine needs root");
         return;
     }
-    let place = place_of_engine();
-    let registry = Registry::start(place.path());
+    let directory = engine_directory();
+    let registry = Registry::start(directory.path());
     let engine =
-        ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
-    let image = publish(&engine, &registry, &archive(place.path()), push);
-    let client = Desk::of(&engine, variable);
+        ContainerEngine::start(kind, &directory.path().join("engine")).expect("it is installed by the test command");
+    let image = publish(&engine, &registry, &archive(directory.path()), push);
+    let client = SandboxFixture::of(&engine, variable);
 
     let (before, digest) = image.split_once("@sha256:").unwrap();
     let wrong = format!("{before}@sha256:{}", digest.chars().rev().collect::<String>());

@@ -16,7 +16,7 @@ use crate::kept::{kill, supervisor, supervisors, wait_until};
 use crate::life::{assert_none_left, marked};
 use crate::world::{PATH, World, binary, each_user};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
     world.run(&world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat()))
@@ -64,12 +64,12 @@ fn kept_files_are_there_for_the_next_command_and_no_other_sandbox() {
         let secret = world.home().join("secret");
         let secret = secret.to_str().unwrap();
         assert_eq!(world.run(&world.bare(&["cat", secret])).stdout, "of the host");
-        let places = format!(
+        let directories = format!(
             "ls {secret} {} {} 2>&1 | grep -c 'No such file'",
             world.home().display(),
             sandbox_dir(world, &one).display()
         );
-        assert_eq!(exec(world, &one, &places), "3\n");
+        assert_eq!(exec(world, &one, &directories), "3\n");
         let sandboxes: Vec<Value> = done(world, &["list", "--json", "--label", "task=one"])
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
@@ -176,7 +176,7 @@ fn the_result_of_a_killed_creation_is_removed_by_the_next() {
         let script = format!("echo ready; exec sleep {mark}");
         let command = world.bare(&[&binary(), "sandbox", "run", "--mode", "never", "-c", &script]);
         let running = RunningProgram::start(&world.account, &command).unwrap();
-        let ready = Instant::now() + PATIENCE;
+        let ready = Instant::now() + TIMEOUT;
         while !running.stdout_so_far().contains("ready") {
             assert!(Instant::now() < ready, "it does not run");
             sleep(Duration::from_millis(20));
@@ -186,7 +186,7 @@ fn the_result_of_a_killed_creation_is_removed_by_the_next() {
         running.send_signal(Signal::KILL).unwrap();
         running.wait_for_end().unwrap();
         assert_none_left(&mark);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !done(world, &["list"]).is_empty() {
             assert!(Instant::now() < deadline, "it is still there");
             sleep(Duration::from_millis(50));
@@ -270,14 +270,14 @@ fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
         world.file("home/.ssh/id_ed25519", "credential\n");
         let id = create(world, &["--bind", project.to_str().unwrap()]);
         let elsewhere = [world.home().join(".ssh"), "/etc".into(), world.home()];
-        for place in elsewhere {
+        for elsewhere_path in elsewhere {
             assert!(exec(world, &id, "echo here").ends_with("here\n"), "the control");
             kill(supervisor(world, &id));
             wait_until("its supervisor is there", || supervisors(world, &id).is_empty());
             fs::rename(&project, &moved_project).unwrap();
-            symlink(&place, &project).unwrap();
+            symlink(&elsewhere_path, &project).unwrap();
             let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "ls -A; cat id_ed25519 passwd"]);
-            assert_eq!(output.ended, ProgramEnd::Code(125), "{} {}", place.display(), output.combined_text());
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{} {}", elsewhere_path.display(), output.combined_text());
             assert!(output.stderr.contains("a symbolic link"), "{}", output.combined_text());
             fs::remove_file(&project).unwrap();
             fs::rename(&moved_project, &project).unwrap();

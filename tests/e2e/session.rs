@@ -9,10 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
-use crate::apart::stops_itself_and_continues;
 use crate::detached::{eventually, stockade};
 use crate::life::{assert_none_left, marked};
 use crate::terminal::Terminal;
+use crate::terminal_separation::stops_itself_and_continues;
 use crate::world::{World, binary, each_user, one_user};
 
 /// A session of the world's user, ended when it is dropped.

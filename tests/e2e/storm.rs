@@ -21,8 +21,8 @@ const ATTEMPTS: u64 = 10_000;
 /// Attempts of the neighbour, while all of the first run's are open.
 const NEIGHBOURS: u64 = 1_000;
 /// Most memory that the front may ever have had resident.
-const FRONT_MAX_KIB: u64 = 256 * 1024;
-const PATIENCE: Duration = Duration::from_secs(300);
+const SUPERVISOR_MAX_KIB: u64 = 256 * 1024;
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 type Kept = Arc<Mutex<Vec<TcpStream>>>;
 
@@ -66,7 +66,7 @@ struct Storm<'a> {
 }
 
 /// What became of its attempts.
-struct Told {
+struct StormReport {
     open: u64,
     refused: u64,
     peak_kib: u64,
@@ -78,14 +78,14 @@ impl<'a> Storm<'a> {
         let report = world.home().join("outcome.json");
         let (grant, json) = (format!("connect 127.0.0.1:{port}"), format!("--json={}", report.display()));
         let argv = ["/usr/bin/python3", &program, &port.to_string(), &attempts.to_string()];
-        let storm = world.stockade(&["--grant", &grant, &json], &argv).timeout(PATIENCE);
+        let storm = world.stockade(&["--grant", &grant, &json], &argv).timeout(TIMEOUT);
         let running = RunningProgram::start(&world.account, &storm).unwrap();
         assert!(exists_in_time(&world.workspace().join("held")), "{}", running.wait_for_end().unwrap().combined_text());
         Self { world, running, report }
     }
 
     /// Lets it close all, and checks that its word, the record and the door agree.
-    fn end(self, attempts: u64) -> Told {
+    fn end(self, attempts: u64) -> StormReport {
         let peak_kib = peak_kib(&self.running);
         self.world.file("ws/go", "");
         let output = self.running.wait_for_end().unwrap();
@@ -97,8 +97,8 @@ impl<'a> Storm<'a> {
         let all_refused = refused + sum(&output.stdout, "BEFORE THAT ");
         assert_eq!(limited(&outcome), all_refused, "{}\n{output_text}", outcome["attempts"][0]["denials"]);
         assert!(output.stdout.contains("\nWENT ON\nAGAIN\n"), "{output_text}");
-        assert!(peak_kib <= FRONT_MAX_KIB, "the front had {peak_kib} KiB resident");
-        Told { open, refused, peak_kib }
+        assert!(peak_kib <= SUPERVISOR_MAX_KIB, "the front had {peak_kib} KiB resident");
+        StormReport { open, refused, peak_kib }
     }
 }
 
@@ -124,13 +124,13 @@ fn ten_thousand_open_connections_do_no_harm_and_every_attempt_is_answered() {
         let (first, second) = (storm.end(ATTEMPTS), beside.end(NEIGHBOURS));
         assert_eq!((first.open, second.open), (possible, NEIGHBOURS));
         assert_eq!(open_at_once, first.open + second.open);
-        let Told { open, refused, peak_kib } = first;
+        let StormReport { open, refused, peak_kib } = first;
         eprintln!("{open} open, {refused} refused, {peak_kib} KiB, {open_at_once} open with the neighbour's");
     });
 }
 
 fn exists_in_time(path: &Path) -> bool {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !path.exists() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(50));
     }

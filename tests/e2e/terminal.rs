@@ -34,10 +34,10 @@ pub struct Terminal {
 const WHERE: &str = "\x1b[6n";
 /// How what a question sets right begins and ends.
 const SETS_RIGHT: [&str; 2] = ["\x18\x1b\\\x1b[?2026l", "\x1b[?7;25h\x1b[m"];
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// What is shown is read to its end when nothing came for so long; or after this time.
 const QUIET: Duration = Duration::from_millis(250);
-const READ_WITHIN: Duration = Duration::from_secs(2);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Terminal {
     /// As the world's user.
@@ -108,7 +108,7 @@ impl Terminal {
     /// Waits until `text` is printed after what was expected before.
     #[track_caller]
     pub fn expect(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(at) = self.text[self.seen..].find(text) {
                 self.seen += at + text.len();
@@ -142,7 +142,7 @@ impl Terminal {
     pub fn press(&mut self, keys: &str) {
         // A person reads what is shown to its end, and then needs a moment; keys pressed
         // before the question stands there do not count.
-        let wait_limit = Instant::now() + READ_WITHIN;
+        let wait_limit = Instant::now() + READ_TIMEOUT;
         let mut shown = None;
         while shown != Some(self.text.len()) && Instant::now() < wait_limit {
             shown = Some(self.text.len());
@@ -194,7 +194,7 @@ impl Terminal {
     /// Waits for the end of the program; the terminal stays.
     #[track_caller]
     pub fn outlives_its_program(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.child.try_wait().unwrap().is_none() {
             self.read(Duration::from_millis(20));
             assert!(Instant::now() < deadline, "it does not end:\n{}", self.text);
@@ -204,7 +204,7 @@ impl Terminal {
     /// Waits for the end: the exit code and all that was printed.
     #[track_caller]
     pub fn finish(mut self) -> (i32, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.read(Duration::from_millis(50)) {
             if Instant::now() > deadline {
                 self.child.kill().unwrap();
@@ -228,7 +228,7 @@ impl Terminal {
     pub fn hang_up(self) {
         let Self { screen, mut child, .. } = self;
         drop(screen);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "it does not end");
             std::thread::sleep(Duration::from_millis(10));

@@ -23,16 +23,16 @@ pub fn toolchain() -> Toolchain {
 /// The toolchain may lie in root's home: it is shown at a place of the user's
 /// own, in a mount namespace that ends with the command.
 pub fn with_toolchain(command: TestCommand, toolchain: &Toolchain, world: &World) -> TestCommand {
-    let place = world.dir("home/toolchain").display().to_string();
+    let toolchain_path = world.dir("home/toolchain").display().to_string();
     let cargo = world.dir("home/cargo").display().to_string();
     let registry = world.dir("home/cargo/registry").display().to_string();
     let mut command = command
-        .env("PATH", format!("{place}/bin:{}", crate::world::PATH))
+        .env("PATH", format!("{toolchain_path}/bin:{}", crate::world::PATH))
         .env("CARGO_HOME", &cargo)
         .env("CARGO_TARGET_DIR", world.workspace().join("target"));
     if TestUser::available_users().contains(&TestUser::Root) {
         let show = format!(
-            "mount --bind {} {place} && mount --bind {}/registry {registry} && exec setpriv --reuid {} --regid {} --clear-groups -- \"$@\"",
+            "mount --bind {} {toolchain_path} && mount --bind {}/registry {registry} && exec setpriv --reuid {} --regid {} --clear-groups -- \"$@\"",
             toolchain.sysroot, toolchain.cargo_home, world.account.uid, world.account.gid
         );
         command = command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);

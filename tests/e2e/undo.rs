@@ -16,7 +16,7 @@ use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 /// How long something may take to appear.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a person sees of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -339,7 +339,7 @@ fn goes_on_until_free(world: &World) -> ProgramOutput {
     let start = Instant::now();
     loop {
         let output = stockade(world, &["undo"]);
-        if !output.combined_text().contains("goes on") || start.elapsed() > PATIENCE {
+        if !output.combined_text().contains("goes on") || start.elapsed() > TIMEOUT {
             assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
             return output;
         }
@@ -350,7 +350,7 @@ fn goes_on_until_free(world: &World) -> ProgramOutput {
 fn appears(path: &Path) {
     let start = Instant::now();
     while !path.exists() {
-        assert!(start.elapsed() < PATIENCE, "{} did not appear", path.display());
+        assert!(start.elapsed() < TIMEOUT, "{} did not appear", path.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -390,9 +390,10 @@ fn a_run_without_undo_keeps_nothing_and_no_run_sees_kept_content() {
         assert!(!state(world).exists());
         let nothing = stockade(world, &["undo"]);
         assert_eq!(nothing.ended, ProgramEnd::Code(1), "{}", nothing.combined_text());
-        let place = state(world).display().to_string();
+        let state_path = state(world).display().to_string();
         for level in LEVELS {
-            let script = format!("rm src/a.rs; rm -rf {place}/*; ! cat {place}/*/journal {place}/*/objects/0");
+            let script =
+                format!("rm src/a.rs; rm -rf {state_path}/*; ! cat {state_path}/*/journal {state_path}/*/objects/0");
             let file = world.file("out/script.sh", &script).display().to_string();
             world.passes(&["--undo", "--level", level], &["sh", &file]);
             let object_count = tree(&state(world)).into_keys().filter(|path| path.ends_with("objects/0")).count();
@@ -520,9 +521,9 @@ fn undo_does_not_complete_a_repository_or_fill_named_hooks() {
             // Hooks of a repository whose settings came to name them.
             passes(world, level, &[], "mkdir -p p/own; echo evil > p/own/pre-commit");
             passes(world, level, &["--undo"], "rm -r p/own");
-            let place = ws.join("p").display().to_string();
-            world.run(&world.bare(&["git", "init", "-q", &place]));
-            world.run(&world.bare(&["git", "-C", &place, "config", "core.hooksPath", "own"]));
+            let repository_path = ws.join("p").display().to_string();
+            world.run(&world.bare(&["git", "init", "-q", &repository_path]));
+            world.run(&world.bare(&["git", "-C", &repository_path, "config", "core.hooksPath", "own"]));
             assert_eq!(stockade(world, &["undo"]).ended, ProgramEnd::Code(1), "{level}");
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join("p/own").exists(), "{level}");

@@ -23,12 +23,12 @@ impl World {
     pub fn new(user: TestUser) -> Self {
         let account = UserAccount::for_user(user).unwrap();
         // Not in a temp directory: those are private inside.
-        let place = if account.user == TestUser::available_users()[0] && user == TestUser::Ordinary {
+        let directory = if account.user == TestUser::available_users()[0] && user == TestUser::Ordinary {
             own_home()
         } else {
             "/home".into()
         };
-        let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(place).unwrap();
+        let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(directory).unwrap();
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let world = Self { account, top };
         world.own(world.top.path());

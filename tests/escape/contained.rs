@@ -13,12 +13,12 @@ use stockade_testkit::{
 use stockade_tests::Level;
 use stockade_tests::engines::SuiteEngines;
 
-use crate::places::{self, Place, options};
 use crate::plan::Task;
 use crate::row::{Behind, Row, Verdict};
+use crate::test_sandboxes::{self, TestSandbox, options};
 use crate::unplayed;
 use crate::way::{Kind, Way};
-use crate::world::{BEGIN, Places, World, did_not_run, launch};
+use crate::world::{BEGIN, NamedPaths, World, did_not_run, launch};
 
 /// The workspace inside.
 const WORKSPACE: &str = "/workspace";
@@ -32,18 +32,18 @@ const IDENTITY: &str = "export GIT_{AUTHOR,COMMITTER}_NAME=Lab GIT_{AUTHOR,COMMI
 /// follows.
 const AFRESH: &str = "{ find /tmp /dev/shm \"$HOME\" -mindepth 1 -delete; ipcrm --all; } 2>/dev/null; exec \"$@\"\n";
 /// How long what a command left behind may take to go.
-pub const GOES_WITHIN: Duration = Duration::from_secs(5);
+pub const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts the engines that these tasks need.
 pub fn start_engines(session: &Path, tasks: &[Task]) -> Result<SuiteEngines> {
-    places::open(session)?;
+    test_sandboxes::open(session)?;
     let needed: Vec<EngineKind> = tasks.iter().filter_map(|task| Some(task.container()?.engine)).collect();
     Ok(SuiteEngines::start(session, &needed))
 }
 
 /// Destroys the sandboxes that rows had one after another; then no container is left.
 pub fn end_engines(engines: &SuiteEngines, session: &Path) -> Result<()> {
-    places::close(session)?;
+    test_sandboxes::close(session)?;
     engines.require_empty()
 }
 
@@ -63,7 +63,7 @@ pub fn require_gone(task: &Task, session: &Path) -> Result<()> {
 
 /// That no process has anything of this directory.
 pub fn require_unused(directory: &Path) -> Result<()> {
-    let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
+    let give_up = Instant::now() + REMOVAL_TIMEOUT * slowness_factor();
     loop {
         let leftovers = processes_at(directory);
         if leftovers.is_empty() {
@@ -90,21 +90,27 @@ pub fn attempt(world: &World, row: &Row, kind: &'static Kind) -> Result<Verdict>
     (row.prepare)(&mut lab).context("preparing the world")?;
     bring_probes(world, &lab)?;
     let written = write(world, row, &lab, kind)?;
-    let place = Place::of(world, &lab, kind, row)?;
-    let verdict = place.furnish(&lab).and_then(|()| play(world, row, &mut lab, &place, &written));
-    let ended = place.end(world, &lab, matches!(verdict, Ok(Verdict::Contained)));
+    let test_sandbox = TestSandbox::of(world, &lab, kind, row)?;
+    let verdict = test_sandbox.furnish(&lab).and_then(|()| play(world, row, &mut lab, &test_sandbox, &written));
+    let ended = test_sandbox.end(world, &lab, matches!(verdict, Ok(Verdict::Contained)));
     verdict.and_then(|verdict| ended.map(|()| verdict))
 }
 
-fn play(world: &World, row: &Row, lab: &mut TestLab, place: &Place, written: &[String]) -> Result<Verdict> {
+fn play(
+    world: &World,
+    row: &Row,
+    lab: &mut TestLab,
+    test_sandbox: &TestSandbox,
+    written: &[String],
+) -> Result<Verdict> {
     let before = world.before(lab);
-    let output = run_as(&UserAccount::for_user(TestUser::Root)?, &attack(place, lab, row, written)?)?;
+    let output = run_as(&UserAccount::for_user(TestUser::Root)?, &attack(test_sandbox, lab, row, written)?)?;
     let outcome = World::outcome(lab);
-    let leftovers = place.leftovers()?;
-    if let Some(why) = did_not_run(&output, outcome.as_ref(), place.level()) {
+    let leftovers = test_sandbox.leftovers()?;
+    if let Some(why) = did_not_run(&output, outcome.as_ref(), test_sandbox.level()) {
         return Ok(Verdict::NotRun(why));
     }
-    // The walls of the command itself are those of the lower level.
+    // The isolation of the command itself is that of the lower level.
     let behind = Behind { level: Some(Level::Restricted), in_container: true };
     Ok(match world.check_result(row, lab, &before, &output, outcome.as_ref(), behind) {
         Verdict::Breached(breaches) => Verdict::Breached([breaches, leftovers].concat()),
@@ -114,16 +120,16 @@ fn play(world: &World, row: &Row, lab: &mut TestLab, place: &Place, written: &[S
 }
 
 /// The attempt, from the command line.
-fn attack(place: &Place, lab: &TestLab, row: &Row, written: &[String]) -> Result<TestCommand> {
+fn attack(test_sandbox: &TestSandbox, lab: &TestLab, row: &Row, written: &[String]) -> Result<TestCommand> {
     let options = options(row, |name| name != "--limit");
     let options = options.iter().map(|option| lab.names.replace_names(&option.replace("$WS", WORKSPACE)));
-    let program = lab.build_command(&place.program().display().to_string());
-    let command = place
+    let program = lab.build_command(&test_sandbox.program().display().to_string());
+    let command = test_sandbox
         .stockade(program, "exec")
         .args(["--mode", "never"])
         .arg(format!("--json={}", lab.path("state/outcome.json").display()))
         .args(options)
-        .args([place.id(), "--"])
+        .args([test_sandbox.id(), "--"])
         .args(written);
     launch(row.launch, lab, command)
 }
@@ -142,7 +148,7 @@ fn write(world: &World, row: &Row, lab: &TestLab, kind: &Kind) -> Result<Vec<Str
     let (text, python) = world.written(
         row,
         lab,
-        &Places { probes: probes.clone(), engine: LAUNCHER.to_owned(), workspace: WORKSPACE.to_owned() },
+        &NamedPaths { probes: probes.clone(), engine: LAUNCHER.to_owned(), workspace: WORKSPACE.to_owned() },
     );
     let (program, name, text) = if python {
         ("/usr/bin/python3", "probe.py", format!("print('{BEGIN}', flush=True)\n{text}\n"))
@@ -150,7 +156,7 @@ fn write(world: &World, row: &Row, lab: &TestLab, kind: &Kind) -> Result<Vec<Str
         ("/bin/bash", "probe.sh", format!("PATH={probes}:$PATH\n{IDENTITY}\necho {BEGIN}\n{text}\n"))
     };
     lab.write_file(&format!("ws/{PROBES}/{name}"), &text)?;
-    // In files, as the attempt itself: the suite tests the walls, not the judge.
+    // In files, as the attempt itself: the suite tests the isolation, not the classifier.
     lab.write_file(&format!("ws/{PROBES}/afresh.sh"), AFRESH)?;
     let attempt = [program.to_owned(), format!("{probes}/{name}")];
     let afresh = ["/bin/sh".to_owned(), format!("{probes}/afresh.sh")];

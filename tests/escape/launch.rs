@@ -16,7 +16,7 @@ use stockade_tests::Level;
 use crate::row::{Control, ROW, Row, Verdict};
 use crate::world::{BEGIN, World, did_not_run, script};
 
-const JUDGE_ONLY: Row = Row { id: "launch", control: Control::Own, ..ROW };
+const CHECK_ONLY: Row = Row { id: "launch", control: Control::Own, ..ROW };
 /// Kills of the front at different moments.
 const KILLS: u64 = 40;
 
@@ -60,7 +60,7 @@ pub fn same_answers(world: &World, level: Option<Level>) -> Result<Verdict> {
     Ok(Verdict::from_breaches(differences))
 }
 
-/// The command's own end is told truly, and Stockade's own apart from it.
+/// The command's own end is reported correctly, and differs from that of Stockade.
 pub fn exit_codes(world: &World, level: Option<Level>) -> Result<Verdict> {
     let Some(level) = level else { return Ok(as_it_should()) };
     let lab = world.lab()?;
@@ -160,7 +160,7 @@ pub fn kill_supervisor(world: &World, level: Option<Level>) -> Result<Verdict> {
         running.send_signal(Signal::KILL)?;
         let output = running.wait_for_end()?;
         started += u64::from(output.stdout.contains(BEGIN));
-        let verdict = world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level));
+        let verdict = world.check_result(&CHECK_ONLY, &mut lab, &before, &output, None, Some(level));
         if verdict != Verdict::Contained {
             return Ok(verdict);
         }
@@ -186,8 +186,8 @@ fn wait_for_begin(running: &RunningProgram) {
 fn temporary_entries(lab: &TestLab) -> Vec<String> {
     let own = lab.path("state/tmp");
     let machine = ["/tmp", "/var/tmp", "/dev/shm", "/run"].map(PathBuf::from);
-    let places = machine.into_iter().filter(|_| crate::harness_is_root()).chain([own]);
-    let entries = places.filter_map(|place| fs::read_dir(place).ok()).flatten().flatten();
+    let directories = machine.into_iter().filter(|_| crate::harness_is_root()).chain([own]);
+    let entries = directories.filter_map(|index| fs::read_dir(index).ok()).flatten().flatten();
     entries.map(|e| e.path().display().to_string()).filter(|e| e.contains("stockade")).collect()
 }
 
@@ -212,7 +212,7 @@ pub fn end_supervisor(world: &World, level: Option<Level>) -> Result<Verdict> {
         if output.ended == ProgramEnd::Code(0) {
             return Ok(Verdict::Breached(vec![format!("{signal:?}: ended as if all was well")]));
         }
-        match world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level)) {
+        match world.check_result(&CHECK_ONLY, &mut lab, &before, &output, None, Some(level)) {
             Verdict::Contained => {}
             Verdict::Breached(b) => {
                 return Ok(Verdict::Breached(b.iter().map(|b| format!("{signal:?}: {b}")).collect()));
@@ -239,7 +239,7 @@ fn worked_and_contained(
     {
         return Ok(Verdict::NotRun(why));
     }
-    let verdict = world.check_result(&JUDGE_ONLY, lab, &before, &output, None, level);
+    let verdict = world.check_result(&CHECK_ONLY, lab, &before, &output, None, level);
     Ok(match verdict {
         Verdict::Contained if !output.stdout.contains("WORKED") => {
             Verdict::Breached(vec![format!("the workspace cannot be used: {}", output.combined_text())])
@@ -275,8 +275,8 @@ pub fn workspace_is_a_link(world: &World, level: Option<Level>) -> Result<Verdic
     let command = match level {
         Some(level) => {
             let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path, &workspace_link]);
-            let place = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
-            if let Some(value) = command.argv.get_mut(place + 1) {
+            let index = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
+            if let Some(value) = command.argv.get_mut(index + 1) {
                 value.clone_from(&workspace_link.clone().into());
             }
             command

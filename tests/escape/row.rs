@@ -89,7 +89,7 @@ pub struct Seen<'a> {
     pub outcome: Option<&'a serde_json::Value>,
     /// None in a control.
     pub level: Option<Level>,
-    /// Whether a container engine made the walls around: it holds limits, and tells
+    /// Whether a container engine made the outer isolation: it enforces limits, and reports
     /// nobody which it was.
     pub in_container: bool,
     pub user: TestUser,
@@ -112,7 +112,7 @@ impl Seen<'_> {
     }
 
     /// A breach for each `NAME RESULT` line whose result is not in `allowed`.
-    pub fn results_within(&self, allowed: &[&str], exempt: &[&str]) -> Vec<String> {
+    pub fn finishes_within_seconds(&self, allowed: &[&str], exempt: &[&str]) -> Vec<String> {
         let mut attempts = 0;
         let mut breaches = Vec::new();
         for line in self.lines() {

@@ -131,7 +131,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0041",
         args: &["."],
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &["name_to_handle_at"]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &["name_to_handle_at"]),
         control: Same(Root, "open_by_handle_root OK"),
         ..ROW
     },
@@ -172,7 +172,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0052", check_result: |s| s.refuse_change("ws/u/p"), control: Same(Ordinary, "ws/u/p"), ..ROW },
     Row {
         id: "esc-0053",
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &[]),
         control: Same(OwnNamespaces, "fsmount OK"),
         ..ROW
     },
@@ -184,7 +184,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0055",
         args: &["$OUT/p"],
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &[]),
         control: Same(Ordinary, "out/p"),
         ..ROW
     },
@@ -299,7 +299,7 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0071", check_result: |s| s.refuse_change("ws"), control: Same(Ordinary, "ws/Cargo.toml"), ..ROW },
     Row {
         id: "esc-0074",
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &["fanotify_mark"]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &["fanotify_mark"]),
         control: Same(Root, "fanotify_init OK"),
         ..ROW
     },

@@ -128,13 +128,13 @@ pub const ROWS: &[Row] = &[
     Row { id: "esc-0093", check_result: credentials, control: Same(Ordinary, "NoNewPrivs"), ..ROW },
     Row {
         id: "esc-0094",
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &[]),
         control: Same(Root, "sethostname EINVAL"),
         ..ROW
     },
     Row {
         id: "esc-0095",
-        check_result: |s| s.results_within(&["EPERM", "ENOSYS"], &[]),
+        check_result: |s| s.finishes_within_seconds(&["EPERM", "ENOSYS"], &[]),
         control: Same(Ordinary, "add_key OK"),
         ..ROW
     },
@@ -152,7 +152,7 @@ pub const ROWS: &[Row] = &[
         // The filter around a container ends whoever calls with another machine's numbers.
         check_result: |s| match s.output.ended {
             ProgramEnd::Code(BAD_CALL) if s.in_container => Vec::new(),
-            _ => s.results_within(&["EPERM", "ENOSYS"], &[]),
+            _ => s.finishes_within_seconds(&["EPERM", "ENOSYS"], &[]),
         },
         control: NoControl(
             "this kernel has no x32 ABI: its own answer is ENOSYS too; the filter's own tests carry the proof",
@@ -203,7 +203,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0109",
         check_result: |s| {
             let refusals = ["EAFNOSUPPORT", "EPERM", "EACCES", "ESOCKTNOSUPPORT", "EPROTONOSUPPORT"];
-            let mut breaches = s.results_within(&refusals, &["netlink-route"]);
+            let mut breaches = s.finishes_within_seconds(&refusals, &["netlink-route"]);
             if s.level == Some(Level::Restricted) {
                 breaches.extend(s.refuse_line("netlink-route OK"));
             }

@@ -21,7 +21,7 @@ const SWAP_RUNS: u64 = 500;
 /// Stockade's own exit codes for "nothing ran".
 const REFUSALS: [ProgramEnd; 2] = [ProgramEnd::Code(125), ProgramEnd::Code(126)];
 
-const JUDGE_ONLY: Row = Row { id: "special", control: Control::Own, ..ROW };
+const CHECK_ONLY: Row = Row { id: "special", control: Control::Own, ..ROW };
 
 /// A shell that runs `text` behind the sandbox of `level`.
 fn sandboxed(world: &World, lab: &TestLab, level: Level, options: &[&str], text: &str) -> Result<TestCommand> {
@@ -29,7 +29,7 @@ fn sandboxed(world: &World, lab: &TestLab, level: Level, options: &[&str], text:
     Ok(world.stockade(lab, level, "workspace", options, &["/bin/bash", &path]))
 }
 
-/// The control of a row that has no other: the walls are not in the way of
+/// The control of a row that has no other: the isolation does not affect
 /// the same text, so it must break what the judge looks at.
 fn breaks_outside(lab: &TestLab, text: &str, broken: impl Fn(&TestLab, &ProgramOutput) -> bool) -> Result<Verdict> {
     let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
@@ -58,7 +58,7 @@ fn refused_or_contained(
     if ran && let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
         return Ok((Verdict::NotRun(why), output));
     }
-    Ok((world.check_result(&JUDGE_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
+    Ok((world.check_result(&CHECK_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
 }
 
 fn must_be_refused(verdict: Verdict, output: &ProgramOutput) -> Verdict {
@@ -171,7 +171,7 @@ pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdi
     if reported {
         return Ok(Verdict::Contained);
     }
-    Ok(world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), level))
+    Ok(world.check_result(&CHECK_ONLY, &mut lab, &before, &output, outcome.as_ref(), level))
 }
 
 /// esc-0064: a host thread swaps a directory of the private temp with a link
@@ -200,7 +200,7 @@ pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
             // The swapper's own litter, should it have been last.
             let _ = fs::remove_dir_all(swap_path);
         }
-        let verdict = world.check_result(&JUDGE_ONLY, &mut lab, &before, &output, outcome.as_ref(), Some(level));
+        let verdict = world.check_result(&CHECK_ONLY, &mut lab, &before, &output, outcome.as_ref(), Some(level));
         if verdict != Verdict::Contained {
             return Ok(verdict);
         }
@@ -311,7 +311,7 @@ fn swapped(
     if ran == 0 {
         return Ok(Verdict::NotRun(format!("none of the {runs} runs started: {}", output.stderr)));
     }
-    match world.check_result(&JUDGE_ONLY, lab, &before, &output, None, Some(level)) {
+    match world.check_result(&CHECK_ONLY, lab, &before, &output, None, Some(level)) {
         Verdict::Contained => Ok(Verdict::from_breaches(breaches)),
         Verdict::Breached(more) => Ok(Verdict::Breached([breaches, more].concat())),
         other => Ok(other),
@@ -391,7 +391,7 @@ pub fn model_asks_for_no_sandbox(world: &World, level: Option<Level>) -> Result<
             .args(["--", "/bin/bash", &path]);
         let before = world.before(&lab);
         let output = run_as(&lab.account, &command)?;
-        let row = Row { may_change: &[], ..JUDGE_ONLY };
+        let row = Row { may_change: &[], ..CHECK_ONLY };
         match world.check_result(&row, &mut lab, &before, &output, None, Some(level)) {
             Verdict::Contained => {}
             other => return Ok(other),

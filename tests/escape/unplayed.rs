@@ -33,7 +33,7 @@ const UNSEEN: &str = "whether gVisor holds limits nobody here sees, and the repo
 
 const OLD: &str = "gVisor of 2022 knows no `statx` as programs of today call it";
 
-/// Not where the walls around the command are all there is.
+/// Not if the isolation around the command is the only one.
 const NOT_WITHIN_GVISOR: &[(&str, &str)] = &[
     ("esc-0041", OWN_KERNEL),
     ("esc-0055", OWN_KERNEL),

@@ -34,7 +34,7 @@ pub const KINDS: &[Kind] = &[
 ];
 
 impl Kind {
-    /// Whether the command's own walls are within those of the container.
+    /// Whether the command has isolation of its own within that of the container.
     pub fn has_native_isolation(&self) -> bool {
         self.runtime.is_none()
     }

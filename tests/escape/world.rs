@@ -59,7 +59,7 @@ const FORBIDDEN: &[&str] =
     &["/etc/escape-canary", "/usr/local/bin/escape-canary", "/usr/p", "/etc/p", "/escape-canary", "/stockade-escape"];
 
 /// What stands for the names in a row's text that are not those of the world.
-pub struct Places {
+pub struct NamedPaths {
     pub probes: String,
     pub engine: String,
     pub workspace: String,
@@ -165,7 +165,7 @@ impl World {
     }
 
     fn command(&self, row: &Row, lab: &TestLab, level: Option<Level>) -> Result<(TestCommand, &'static str)> {
-        let (own_text, is_python) = self.written(row, lab, &self.places(lab));
+        let (own_text, is_python) = self.written(row, lab, &self.named_paths(lab));
         let (text, power, expected) = match (level, row.control) {
             (Some(_), _) | (None, Control::Own | Control::None(_)) => (own_text, Power::Ordinary, ""),
             (None, Control::Same(power, expected)) => (own_text, power, expected),
@@ -202,7 +202,7 @@ impl World {
     }
 
     /// What a row runs where these places are, and whether it is Python.
-    pub fn written(&self, row: &Row, lab: &TestLab, places: &Places) -> (String, bool) {
+    pub fn written(&self, row: &Row, lab: &TestLab, named_paths: &NamedPaths) -> (String, bool) {
         let case = self.case(row);
         let text = match (row.text, kind(row, case)) {
             (Some(text), _) => text.to_owned(),
@@ -213,16 +213,16 @@ impl World {
             (None, _) => case.map(|case| case.probe.clone()).unwrap_or_default(),
         };
         let text = text + "\n" + row.then;
-        let text = text.replace("$PROBES", &places.probes).replace("$ENGINE", &places.engine);
-        let text = lab.names.replace_names(&text.replace("$WS", &places.workspace));
+        let text = text.replace("$PROBES", &named_paths.probes).replace("$ENGINE", &named_paths.engine);
+        let text = lab.names.replace_names(&text.replace("$WS", &named_paths.workspace));
         // A bare name in Python text is a string.
         let text = text.replace("USOCK", &format!("{:?}", lab.path("sock/stream").display().to_string()));
         (text, kind(row, case) == Kind::Python)
     }
 
     /// Where everything is for a run.
-    fn places(&self, lab: &TestLab) -> Places {
-        Places {
+    fn named_paths(&self, lab: &TestLab) -> NamedPaths {
+        NamedPaths {
             probes: self.session.join("probes").display().to_string(),
             engine: self.engine().display().to_string(),
             workspace: lab.workspace().display().to_string(),
@@ -287,7 +287,7 @@ impl World {
         }
         for path in FORBIDDEN.iter().filter(|path| fs::symlink_metadata(path).is_ok()) {
             breaches.push(format!("{path} exists"));
-            // The machine is left as it was, even where the walls fell.
+            // The machine is left as it was, even if the isolation failed.
             let _ = fs::remove_file(path);
         }
         breaches
@@ -318,7 +318,7 @@ fn kind(row: &Row, case: Option<&Case>) -> Kind {
 }
 
 /// Writes the attempt's text where the sandbox can read it. The text itself
-/// is not on the command line: the suite tests the walls, not the judge.
+/// is not on the command line: the suite tests the isolation, not the classifier.
 pub fn script(lab: &TestLab, name: &str, text: &str) -> Result<String> {
     Ok(lab.write_file(&format!("probe/{name}"), text)?.display().to_string())
 }

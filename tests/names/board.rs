@@ -17,7 +17,7 @@ pub struct Board {
 
 /// What it says.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Said {
+pub struct AttackCounts {
     /// System calls.
     pub tried: u64,
     /// Those that were refused.
@@ -37,11 +37,11 @@ impl Board {
     }
 
     /// What the players say they did. It decides nothing.
-    pub fn read(&self) -> Result<Said> {
+    pub fn read(&self) -> Result<AttackCounts> {
         let bytes = fs::read(&self.path).with_context(|| format!("reading {}", shown(&self.path)))?;
         let long = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
         let short = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
-        Ok(Said { tried: long(0), refused: long(8), done: long(16), wins: short(28) })
+        Ok(AttackCounts { tried: long(0), refused: long(8), done: long(16), wins: short(28) })
     }
 }
 

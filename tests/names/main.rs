@@ -22,10 +22,10 @@ mod oracle;
 mod races;
 mod row;
 mod rows_bare;
+mod rows_checked;
 mod rows_closed;
 mod rows_git;
 mod rows_held;
-mod rows_judged;
 mod rows_linked;
 mod rows_project;
 mod rows_pushed;
@@ -47,7 +47,7 @@ use stockade_tests::cross_section::{Turn, Wanted};
 
 use crate::counts::Counts;
 use crate::row::Row;
-use crate::scene::{Session, Walls};
+use crate::scene::{IsolationKind, Session};
 
 /// Rows at a time.
 const PARALLEL_ROWS: usize = 3;
@@ -85,7 +85,7 @@ impl Work {
 struct Task {
     work: Work,
     user: TestUser,
-    isolation: Walls,
+    isolation: IsolationKind,
 }
 
 impl fmt::Display for Task {
@@ -96,7 +96,7 @@ impl fmt::Display for Task {
             Work::Races => f.write_str("races")?,
         }
         match self.isolation {
-            Walls::None => f.write_str("/control"),
+            IsolationKind::None => f.write_str("/control"),
             isolation => write!(f, "/{}/{isolation}", self.user.word()),
         }
     }
@@ -106,9 +106,9 @@ impl Task {
     /// What else of its row a cross-section plays instead.
     fn turn(&self) -> Turn {
         match (self.work, self.isolation) {
-            (Work::Trees(_) | Work::Races, _) | (_, Walls::None) => Turn::Rarely(self.to_string(), 1),
-            (Work::Row(row) | Work::Ordinary(row), Walls::Run(_)) => Turn::One(row.id.to_owned()),
-            (Work::Row(row) | Work::Ordinary(row), Walls::Kept) => Turn::Rarely(format!("{}/kept", row.id), 1),
+            (Work::Trees(_) | Work::Races, _) | (_, IsolationKind::None) => Turn::Rarely(self.to_string(), 1),
+            (Work::Row(row) | Work::Ordinary(row), IsolationKind::Run(_)) => Turn::One(row.id.to_owned()),
+            (Work::Row(row) | Work::Ordinary(row), IsolationKind::Kept) => Turn::Rarely(format!("{}/kept", row.id), 1),
         }
     }
 
@@ -131,7 +131,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         rows_settings::ROWS,
         rows_git::ROWS,
         rows_held::ROWS,
-        rows_judged::ROWS,
+        rows_checked::ROWS,
         rows_ways::ROWS,
         rows_closed::ROWS,
         rows_pushed::ROWS,
@@ -141,7 +141,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
     .concat();
     let ordinary = rows_work::ROWS
         .iter()
-        .chain(rows_judged::WORK)
+        .chain(rows_checked::WORK)
         .chain(rows_ways::WORK)
         .chain(rows_closed::WORK)
         .chain(rows_pushed::WORK)
@@ -154,14 +154,14 @@ fn tasks(counts: &Counts) -> Vec<Task> {
     for work in works {
         // One part shows that the seeds plant.
         if !matches!(work, Work::Trees(part) if part.number > 0) {
-            tasks.push(Task { work, user: TestUser::Ordinary, isolation: Walls::None });
+            tasks.push(Task { work, user: TestUser::Ordinary, isolation: IsolationKind::None });
         }
         for user in TestUser::available_users() {
             for level in [Level::Full, Level::Restricted] {
-                tasks.push(Task { work, user, isolation: Walls::Run(level) });
+                tasks.push(Task { work, user, isolation: IsolationKind::Run(level) });
             }
             if work.is_played_persistent() {
-                tasks.push(Task { work, user, isolation: Walls::Kept });
+                tasks.push(Task { work, user, isolation: IsolationKind::Kept });
             }
         }
     }
@@ -198,8 +198,8 @@ fn build_output(task: &Task, found: &[String], elapsed: Duration) -> ProgramOutp
     let (code, text) = match (task.isolation, found) {
         (_, []) if matches!(task.work, Work::Ordinary(_)) => (PASSED, String::new()),
         (_, [why, ..]) if matches!(task.work, Work::Ordinary(_)) => (FAILED, why.clone()),
-        (Walls::None, []) => (FAILED, "the control planted nothing: the row proves nothing".to_owned()),
-        (Walls::Run(_) | Walls::Kept, [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
+        (IsolationKind::None, []) => (FAILED, "the control planted nothing: the row proves nothing".to_owned()),
+        (IsolationKind::Run(_) | IsolationKind::Kept, [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
         _ => (PASSED, String::new()),
     };
     ProgramOutput {

@@ -15,7 +15,7 @@ use stockade_tests::Level;
 use crate::board::Board;
 use crate::counts::Counts;
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session, Walls, directories_of};
+use crate::scene::{IsolationKind, Scene, Session, directories_of};
 
 /// Runs at once.
 const RUNS: usize = 2;
@@ -45,7 +45,7 @@ const RACES: &[(&str, &[&str])] = &[
 ];
 
 /// Lets them race, and says what was left planted.
-pub fn play(session: &Session, user: TestUser, isolation: Walls, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(session: &Session, user: TestUser, isolation: IsolationKind, counts: &Counts) -> Result<Vec<String>> {
     let mut scene = Scene::new(session, user, isolation)?;
     scene.open()?;
     let board = Board::new(&scene, RACES.len())?;
@@ -58,12 +58,12 @@ pub fn play(session: &Session, user: TestUser, isolation: Walls, counts: &Counts
     let start = SystemTime::now().duration_since(UNIX_EPOCH)? + START_DELAY * slowness_factor();
     let times = [start.as_millis().to_string(), phase.as_millis().to_string(), PROCESSES.to_string()];
     // Beside commands of a persistent sandbox a run is at the same workspace.
-    let behind = if isolation == Walls::Kept {
-        vec![isolation, isolation, Walls::Run(Level::Full)]
+    let behind = if isolation == IsolationKind::Kept {
+        vec![isolation, isolation, IsolationKind::Run(Level::Full)]
     } else {
         vec![isolation; RUNS]
     };
-    let command = |(run, isolation): (usize, Walls)| {
+    let command = |(run, isolation): (usize, IsolationKind)| {
         let command = scene.behind(isolation, &format!("race{run}"), "", &[], &[&isolation.helper(&scene, "race")]);
         let arguments = arguments(&scene, "play", &isolation.workspace(&scene), &times);
         command.args(arguments).timeout(phase * races + Duration::from_secs(60))

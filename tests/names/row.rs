@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use stockade_testkit::{ProgramEnd, RunningProgram, TestUser, run_as, slowness_factor};
 
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session, Walls};
+use crate::scene::{IsolationKind, Scene, Session};
 
 /// How long a run beside the attack may take to be ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -85,26 +85,26 @@ const KEPT: &[&str] = &[
     "outside-hooks-link",
     "outside-repository",
     "outside-editor",
-    "judged-set",
-    "judged-moved",
-    "judged-source-linked",
-    "judged-source-open",
-    "judged-race",
-    "judged-new",
-    "judged-new-hook",
-    "judged-pointer",
-    "judged-pointer-to-module",
-    "judged-common-of-work-tree",
-    "judged-hooks-of-work-tree",
-    "judged-global-hooks-there",
-    "judged-work-tree-beside",
-    "judged-remote-hidden",
+    "checked-set",
+    "checked-moved",
+    "checked-source-linked",
+    "checked-source-open",
+    "checked-race",
+    "checked-new",
+    "checked-new-hook",
+    "checked-pointer",
+    "checked-pointer-to-module",
+    "checked-common-of-work-tree",
+    "checked-hooks-of-work-tree",
+    "checked-global-hooks-there",
+    "checked-work-tree-beside",
+    "checked-remote-hidden",
     "pushed-unsigned",
     "pushed-though-nothing",
     "way-link",
     "way-common-taken-away",
     "way-address-missing",
-    "judged-index",
+    "checked-index",
     "git-new",
     "git-own",
     "git-remote",
@@ -126,7 +126,7 @@ impl Row {
     }
 
     /// Runs it, sandboxed or as its control, and says what was planted.
-    pub fn play(&self, session: &Session, user: TestUser, isolation: Walls) -> Result<Vec<String>> {
+    pub fn play(&self, session: &Session, user: TestUser, isolation: IsolationKind) -> Result<Vec<String>> {
         let mut scene = Scene::new(session, user, isolation)?;
         scene.prepare(self.prepare)?;
         scene.open()?;
@@ -148,7 +148,7 @@ impl Row {
     }
 
     /// Does it as ordinary work, and says how it failed.
-    pub fn work(&self, session: &Session, user: TestUser, isolation: Walls) -> Result<Vec<String>> {
+    pub fn work(&self, session: &Session, user: TestUser, isolation: IsolationKind) -> Result<Vec<String>> {
         let mut scene = Scene::new(session, user, isolation)?;
         scene.prepare(self.prepare)?;
         scene.open()?;

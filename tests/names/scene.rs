@@ -42,7 +42,7 @@ head_file() { echo 'ref: refs/heads/main'; }
 
 /// What an attack is made behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Walls {
+pub enum IsolationKind {
     /// Nothing: the control.
     None,
     /// A run in the workspace.
@@ -52,7 +52,7 @@ pub enum Walls {
     Kept,
 }
 
-impl Walls {
+impl IsolationKind {
     /// Whether it is a control.
     pub fn is_control(self) -> bool {
         self == Self::None
@@ -66,7 +66,7 @@ impl Walls {
         }
     }
 
-    /// What the workspace of this scene is called behind these walls.
+    /// What the workspace of this scene is called in this isolation.
     pub fn workspace(self, scene: &Scene<'_>) -> PathBuf {
         if self == Self::Kept { KEPT_WORKSPACE.into() } else { scene.workspace() }
     }
@@ -81,7 +81,7 @@ impl Walls {
     }
 }
 
-impl fmt::Display for Walls {
+impl fmt::Display for IsolationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "control",
@@ -140,7 +140,7 @@ pub struct Scene<'a> {
     /// The attacking user.
     pub account: UserAccount,
     /// What the attack is made behind.
-    pub isolation: Walls,
+    pub isolation: IsolationKind,
     top: PathBuf,
     /// The persistent sandbox.
     sandbox_id: Option<String>,
@@ -150,7 +150,7 @@ static SCENES: AtomicU32 = AtomicU32::new(0);
 
 impl<'a> Scene<'a> {
     /// A new scene of this user.
-    pub fn new(session: &'a Session, user: TestUser, isolation: Walls) -> Result<Self> {
+    pub fn new(session: &'a Session, user: TestUser, isolation: IsolationKind) -> Result<Self> {
         let top = session.path(&format!("scene-{}", SCENES.fetch_add(1, Ordering::SeqCst)));
         let scene = Self { session, account: UserAccount::for_user(user)?, isolation, top, sandbox_id: None };
         for directory in ["", "ws", "home", "state", "probe", "out"] {
@@ -206,7 +206,7 @@ impl<'a> Scene<'a> {
 
     /// Makes the persistent sandbox, if it is one.
     pub fn open(&mut self) -> Result<()> {
-        if self.isolation != Walls::Kept {
+        if self.isolation != IsolationKind::Kept {
             return Ok(());
         }
         let helpers = self.workspace().join(KEPT_HELPERS);
@@ -243,10 +243,10 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// The command that runs `argv` behind these walls.
+    /// The command that runs `argv` in this isolation.
     pub fn behind(
         &self,
-        isolation: Walls,
+        isolation: IsolationKind,
         tag: &str,
         workspace: &str,
         options: &[&str],
@@ -256,18 +256,18 @@ impl<'a> Scene<'a> {
         let json = format!("--json={}", self.path("state").join(format!("{tag}.json")).display());
         let stockade = || self.command(self.session.path("stockade"));
         let command = match isolation {
-            Walls::None => {
+            IsolationKind::None => {
                 let (program, rest) = argv.split_first().expect("a program");
                 self.command(program).args(rest)
             }
-            Walls::Run(level) => stockade()
+            IsolationKind::Run(level) => stockade()
                 .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--workspace"])
                 .arg(&workspace)
                 .arg(json)
                 .args(options)
                 .arg("--")
                 .args(argv),
-            Walls::Kept => stockade()
+            IsolationKind::Kept => stockade()
                 .args(["sandbox", "exec", "--mode", "never"])
                 .arg(json)
                 .args(options)
@@ -284,7 +284,9 @@ impl<'a> Scene<'a> {
         let text = self.text(text, &inside);
         let name = format!("{tag}.sh");
         let (written, named) = match self.isolation {
-            Walls::Kept => (self.workspace().join(KEPT_HELPERS).join(&name), inside.join(KEPT_HELPERS).join(&name)),
+            IsolationKind::Kept => {
+                (self.workspace().join(KEPT_HELPERS).join(&name), inside.join(KEPT_HELPERS).join(&name))
+            }
             _ => (self.path("probe").join(&name), self.path("probe").join(&name)),
         };
         fs::write(written, text)?;

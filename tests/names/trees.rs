@@ -11,7 +11,7 @@ use stockade_tests::Level;
 use crate::board::Board;
 use crate::counts::Counts;
 use crate::oracle::{Depth, Oracle, Tool};
-use crate::scene::{Scene, Session, Walls, directories_of};
+use crate::scene::{IsolationKind, Scene, Session, directories_of};
 
 /// Runs at once in one workspace.
 const RUNS: usize = 2;
@@ -20,7 +20,7 @@ const PROCESSES: usize = 2;
 /// What each process plays in a tree.
 const ROUNDS: usize = 10;
 /// Trees that are asked about before anything was played.
-const ASKED_BEFORE: usize = 24;
+const APPROVED_BEFORE: usize = 24;
 /// Share of trees that must be planted in where nothing stands against it.
 const CONTROL_SHARE_PERCENT: usize = 20;
 /// More than one user plays at a level.
@@ -74,20 +74,26 @@ impl Part {
 }
 
 /// Plays them, and says what was planted.
-pub fn play(session: &Session, user: TestUser, isolation: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(
+    session: &Session,
+    user: TestUser,
+    isolation: IsolationKind,
+    part: Part,
+    counts: &Counts,
+) -> Result<Vec<String>> {
     let Part { kind, number, trees } = part;
     // Each user at each level plays other trees; the control has some of the same.
-    let place = match isolation {
-        Walls::None | Walls::Run(Level::Restricted) => 0,
-        Walls::Run(Level::Full) => 1,
-        Walls::Kept => 2,
+    let number_of_isolation = match isolation {
+        IsolationKind::None | IsolationKind::Run(Level::Restricted) => 0,
+        IsolationKind::Run(Level::Full) => 1,
+        IsolationKind::Kept => 2,
     };
-    let first = TREES_MAX * (place + 3 * usize::from(user == TestUser::Root)) + number * trees;
+    let first = TREES_MAX * (number_of_isolation + 3 * usize::from(user == TestUser::Root)) + number * trees;
     let mut scene = Scene::new(session, user, isolation)?;
     scene.open()?;
     let played = Played { scene: &scene, kind, first, trees, seed: counts.seed };
     scene.run_together(&[played.ship()])?;
-    let before = played.planted(ASKED_BEFORE)?;
+    let before = played.planted(APPROVED_BEFORE)?;
     ensure!(before.is_empty(), "planted before anything was played: {before:?}");
     let board = Board::new(&scene, trees)?;
     let began = Instant::now();

@@ -211,7 +211,7 @@ curl -sS -x \"$ALL_PROXY\" https://socks.test/",
 ];
 
 /// Longest that one client may take.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Each client without the sandbox, with all grants, and with those alone that
 /// come before each of its targets.
@@ -248,7 +248,7 @@ fn inside(client: &'static Client, user: TestUser, level: Level) -> impl Iterato
 }
 
 fn script(client: &Client) -> Script<'_> {
-    Script { with_proxies: client.with_proxies, timeout: PATIENCE, ..Script::new(client.script) }
+    Script { with_proxies: client.with_proxies, timeout: TIMEOUT, ..Script::new(client.script) }
 }
 
 fn control(client: &Client, lab: &Lab) -> Result<()> {

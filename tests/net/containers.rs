@@ -12,7 +12,7 @@ use crate::lab::Lab;
 use crate::world::{World, binary};
 
 /// Longest that one step may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What makes the sandboxes; this machine's own kernel where nothing is said.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Maker {
 
     /// A command of the program under test, or of another, that finds the engine.
     pub fn command(&self, world: &World, argv: &[&str]) -> TestCommand {
-        let command = world.bare(argv).timeout(PATIENCE);
+        let command = world.bare(argv).timeout(TIMEOUT);
         self.environment.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
 

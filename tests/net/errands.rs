@@ -17,7 +17,7 @@ use crate::task::Task;
 use crate::world::{World, binary};
 
 /// Longest that one step may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What every errand may reach, once it has its repository.
 const TARGETS: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];
@@ -133,7 +133,7 @@ impl<'a> Errand<'a> {
     }
 
     fn serves(&self, running: &RunningProgram) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !running.stdout_so_far().contains("serving") {
             ensure!(Instant::now() < deadline, "{} does not serve: {}", self.word, running.stdout_so_far());
             thread::sleep(Duration::from_millis(50));

@@ -25,7 +25,7 @@ const PROXY_VARIABLES: &str =
 
 /// One lane's lab.
 pub struct Lab {
-    place: PathBuf,
+    directory: PathBuf,
     shared: PathBuf,
     names: Names,
 }
@@ -80,18 +80,18 @@ impl Powers<'_> {
 }
 
 impl Lab {
-    pub fn at(place: &str, shared: &str) -> Result<Self> {
+    pub fn at(directory: &str, shared: &str) -> Result<Self> {
         let names = fs::read_to_string(Path::new(shared).join("names.tsv")).context("reading the lab's names")?;
-        Ok(Self { place: place.into(), shared: shared.into(), names: names.parse()? })
+        Ok(Self { directory: directory.into(), shared: shared.into(), names: names.parse()? })
     }
 
     /// The text with what is only known here put in.
     pub fn text(&self, text: &str) -> String {
-        let place = |name: &str| self.place.join(name).display().to_string();
+        let directory = |name: &str| self.directory.join(name).display().to_string();
         let names = [
             ("$SHARED", self.shared.display().to_string()),
-            ("$TOOLCHAIN", place("toolchain")),
-            ("$USOCK", place("socket")),
+            ("$TOOLCHAIN", directory("toolchain")),
+            ("$USOCK", directory("socket")),
             ("ABSNAME", "stockade-net-lab".to_owned()),
             ("$HOSTIP6", "2a00:11::1".to_owned()),
             ("$HOSTIP", "11.0.0.1".to_owned()),
@@ -178,7 +178,7 @@ impl Lab {
 
     /// Runs a command and looks at what the servers see meanwhile.
     pub fn watch(&self, world: World, command: &TestCommand, report: Option<&Path>) -> Result<Seen> {
-        let log = self.place.join("log");
+        let log = self.directory.join("log");
         let before = fs::metadata(&log).context("the lab's log")?.len();
         let output = world.run(command);
         thread::sleep(SERVER_DELAY);
@@ -195,12 +195,12 @@ impl Lab {
 
     /// How much the servers have noted so far.
     pub fn mark(&self) -> Result<u64> {
-        Ok(fs::metadata(self.place.join("log")).context("the lab's log")?.len())
+        Ok(fs::metadata(self.directory.join("log")).context("the lab's log")?.len())
     }
 
     /// What the servers have seen since.
     pub fn sight_from(&self, mark: u64) -> Result<Sight> {
-        let log = fs::read(self.place.join("log")).context("the lab's log")?;
+        let log = fs::read(self.directory.join("log")).context("the lab's log")?;
         let Some(new) = usize::try_from(mark).ok().and_then(|at| log.get(at..)) else { bail!("the log was cut") };
         self.names.look(new)
     }

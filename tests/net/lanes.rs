@@ -186,9 +186,9 @@ fn furnish() -> Result<Room> {
 /// The suite itself, in namespaces with a lab in them.
 fn lane_command(room: &Path, number: usize, selection: &Wanted, services: &[&str]) -> Result<TestCommand> {
     let shared = room.join("shared");
-    let place = room.join(format!("lane-{number}"));
-    fs::create_dir(&place)?;
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?;
+    let lane_directory = room.join(format!("lane-{number}"));
+    fs::create_dir(&lane_directory)?;
+    fs::set_permissions(&lane_directory, fs::Permissions::from_mode(0o755))?;
     let sysroot = process::Command::new("rustc").args(["--print", "sysroot"]).output().context("asking rustc")?;
     let sysroot = String::from_utf8(sysroot.stdout)?;
     let number = number.to_string();
@@ -205,14 +205,14 @@ fn lane_command(room: &Path, number: usize, selection: &Wanted, services: &[&str
     command = command
         .args(["-mnpf", "--kill-child", "--mount-proc", "--propagation", "private"])
         .arg(shared.join("lab.sh"))
-        .args([&place, &shared])
+        .args([&lane_directory, &shared])
         .arg(sysroot.trim())
         .args(services)
         .arg("--")
         .args(user_unshare)
         .arg(shared.join("suite"))
         .args(["--lane", &number])
-        .args([&place, &shared])
+        .args([&lane_directory, &shared])
         .args(selection.words())
         .env("PATH", PATH)
         .env("HOME", std::env::var_os("HOME").unwrap_or("/".into()))
@@ -223,8 +223,8 @@ fn lane_command(room: &Path, number: usize, selection: &Wanted, services: &[&str
 }
 
 /// Plays the tasks of one lane, in its lab.
-pub fn ride(lane: &str, place: &str, shared: &str, words: &[String]) -> Result<ExitCode> {
-    let lab = Lab::at(place, shared)?;
+pub fn ride(lane: &str, lane_directory: &str, shared: &str, words: &[String]) -> Result<ExitCode> {
+    let lab = Lab::at(lane_directory, shared)?;
     let lane: usize = lane.parse()?;
     let selection = Wanted::of(words);
     let here = played(&selection, select_tasks(&selection)?.0);

@@ -135,7 +135,7 @@ fn granted_at(lab: &Lab, user: TestUser, level: Level) -> Result<()> {
 }
 
 /// What became of a run at a terminal.
-struct Told {
+struct RunReport {
     code: i32,
     text: String,
     outcome: Value,
@@ -143,7 +143,7 @@ struct Told {
     world: World,
 }
 
-impl Told {
+impl RunReport {
     fn story(&self) -> String {
         format!("{}\n{}\nthe lab saw: {}", self.text, self.outcome, self.sight)
     }
@@ -151,7 +151,7 @@ impl Told {
 
 /// Runs a script at a terminal: it asks about the secret once, and each prompt is
 /// answered, late, with its key.
-fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -> Result<Told> {
+fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -> Result<RunReport> {
     let world = World::new(user);
     world.dir("home/.config");
     world.dir("home/.config/stockade");
@@ -172,7 +172,8 @@ fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -
     }
     let (code, text) = terminal.finish();
     let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome:\n{text}"))?;
-    let result = Told { code, text, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)?, world };
+    let result =
+        RunReport { code, text, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)?, world };
     ensure!(result.text.matches("wants to take a secret").count() == 1, "it was asked about again: {}", result.story());
     ensure!(!result.text.contains(TOKEN), "its value is told: {}", result.story());
     ensure!(result.outcome["attempts"].as_array().is_some_and(|a| a.len() == 1), "it ran again: {}", result.story());
@@ -180,7 +181,7 @@ fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -
 }
 
 /// The one denial, and what became of it.
-fn is_settled(result: &Told, resolution: &str) -> bool {
+fn is_settled(result: &RunReport, resolution: &str) -> bool {
     let denials = about_secrets(&result.outcome["attempts"][0]);
     denials.len() == 1 && denials[0]["grant"] == GRANT && denials[0]["resolution"] == resolution
 }

@@ -18,7 +18,7 @@ use crate::terminal::Terminal;
 use crate::world::{World, binary};
 
 /// Longest a program may take from one question to the next.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Most questions that any of the works may ask.
 const QUESTIONS_MAX: usize = 20;
 
@@ -133,7 +133,7 @@ pub fn tasks() -> Vec<Task> {
 }
 
 /// What became of it.
-struct Told {
+struct RunReport {
     code: i32,
     text: String,
     questions: usize,
@@ -141,14 +141,14 @@ struct Told {
     sight: Sight,
 }
 
-impl Told {
+impl RunReport {
     fn story(&self) -> String {
         format!("{}\n{}\nthe lab saw: {}", self.text, self.outcome, self.sight)
     }
 }
 
 /// Runs it at a terminal and answers every question, the first one late.
-fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, Told)> {
+fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, RunReport)> {
     let world = World::new(user);
     let text = lab.text(&format!("{}{}\n", include_str!("trust.sh"), work.script));
     let script = world.file("ws/work.sh", &text).display().to_string();
@@ -159,7 +159,7 @@ fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, Told)> {
     let mark = lab.mark()?;
     let mut terminal = Terminal::start(&world, &command);
     let mut questions = 0;
-    while terminal.sees_before_its_end("allow?", PATIENCE) {
+    while terminal.sees_before_its_end("allow?", TIMEOUT) {
         if questions == 0 {
             thread::sleep(work.late);
         }
@@ -169,7 +169,8 @@ fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, Told)> {
     }
     let (code, text) = terminal.finish();
     let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome:\n{text}"))?;
-    let result = Told { code, text, questions, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)? };
+    let result =
+        RunReport { code, text, questions, outcome: serde_json::from_str(&outcome)?, sight: lab.sight_from(mark)? };
     Ok((world, result))
 }
 
@@ -197,7 +198,7 @@ fn play(work: &Work, user: TestUser, lab: &Lab) -> Result<()> {
 }
 
 /// Each connection was asked about once, and the record has the answer.
-fn on_record(work: &Work, result: &Told) -> Result<()> {
+fn on_record(work: &Work, result: &RunReport) -> Result<()> {
     let denials = result.outcome["attempts"][0]["denials"].as_array();
     let connects = denials.into_iter().flatten().filter(|denial| denial["operation"] == "connect");
     let mut objects: Vec<&str> = connects.clone().filter_map(|denial| denial["object"].as_str()).collect();

@@ -153,8 +153,8 @@ fn used_in_the_open(lab: &Lab) -> Result<()> {
     let seen = lab.bare_with(strongest(), ENV, &script(&text))?;
     ensure!(arrived(&seen.sight) == [true; 4], "not all arrive without the sandbox: {}", seen.story());
     let leaks = leaks(&seen)?;
-    for place in ["seen-env", "seen-environ", "seen-memory"] {
-        ensure!(leaks.iter().any(|leak| leak.ends_with(place)), "nothing is found in {place}: {leaks:?}");
+    for file in ["seen-env", "seen-environ", "seen-memory"] {
+        ensure!(leaks.iter().any(|leak| leak.ends_with(file)), "nothing is found in {file}: {leaks:?}");
     }
     Ok(())
 }

@@ -150,56 +150,61 @@ impl Bench {
     }
 
     #[track_caller]
-    pub fn place(&self) -> Place {
-        self.place_with(|_| {})
+    pub fn test_sandbox(&self) -> TestSandbox {
+        self.test_sandbox_with(|_| {})
     }
 
     #[track_caller]
-    pub fn place_with(&self, change: impl FnOnce(&mut SandboxPlan)) -> Place {
+    pub fn test_sandbox_with(&self, change: impl FnOnce(&mut SandboxPlan)) -> TestSandbox {
         self.make(change).unwrap_or_else(|error| panic!("it cannot be made: {error}"))
     }
 
-    pub fn make(&self, change: impl FnOnce(&mut SandboxPlan)) -> Result<Place, SandboxError> {
+    pub fn make(&self, change: impl FnOnce(&mut SandboxPlan)) -> Result<TestSandbox, SandboxError> {
         let mut plan = self.plan();
         change(&mut plan);
         self.make_of(plan)
     }
 
-    pub fn make_of(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
+    pub fn make_of(&self, plan: SandboxPlan) -> Result<TestSandbox, SandboxError> {
         if let Some(root) = &self.root {
             fs::create_dir_all(root.join(plan.id.as_str())).unwrap();
         }
         let (sender, event_stream) = channel();
         let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.create_sandbox(&plan, events)?;
-        Ok(self.place_of(plan, sandbox, event_stream))
+        Ok(self.test_sandbox_of(plan, sandbox, event_stream))
     }
 
     /// Finds one again that somebody let go of.
-    pub fn adopt(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
+    pub fn adopt(&self, plan: SandboxPlan) -> Result<TestSandbox, SandboxError> {
         let (sender, event_stream) = channel();
         let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
         let sandbox = self.sandboxes.adopt_sandbox(&plan, events)?;
-        Ok(self.place_of(plan, sandbox, event_stream))
+        Ok(self.test_sandbox_of(plan, sandbox, event_stream))
     }
 
-    fn place_of(&self, plan: SandboxPlan, sandbox: Box<dyn Sandbox>, event_stream: Receiver<SandboxEvent>) -> Place {
+    fn test_sandbox_of(
+        &self,
+        plan: SandboxPlan,
+        sandbox: Box<dyn Sandbox>,
+        event_stream: Receiver<SandboxEvent>,
+    ) -> TestSandbox {
         let (sandboxes, own_kernel) = (Arc::clone(&self.sandboxes), self.own_kernel);
-        Place { sandboxes, plan, sandbox: Some(sandbox), event_stream, own_kernel }
+        TestSandbox { sandboxes, plan, sandbox: Some(sandbox), event_stream, own_kernel }
     }
 
     /// A sandbox with this limit for all of its commands, where the kind can hold it.
     #[track_caller]
-    pub fn limited(&self, limit: LimitKind, amount: u64) -> Result<Place, Declared> {
+    pub fn limited(&self, limit: LimitKind, amount: u64) -> Result<TestSandbox, Declared> {
         match self.make(|plan| plan.profile.limits.set_limit(limit, amount)) {
-            Ok(place) => place.held(limit, amount),
+            Ok(test_sandbox) => test_sandbox.held(limit, amount),
             Err(error) => Err(refused_limit(limit, &error.to_string())),
         }
     }
 
     /// That the kind can do this, or that it refuses what needs it in clear words.
     #[track_caller]
-    pub fn demand<T>(
+    pub fn require_held_calls<T>(
         &self,
         can: bool,
         what: &str,
@@ -215,24 +220,24 @@ impl Bench {
         }
     }
 
-    /// As [`demand`](Self::demand), for sandboxes whose processes can be stopped.
+    /// As [`require_held_calls`](Self::demand), for sandboxes whose processes can be stopped.
     #[track_caller]
     pub fn require_pauses(&self) -> Result<(), Declared> {
-        self.demand(self.capabilities().pauses, "a pause", || self.place().sandbox().pause())
+        self.require_held_calls(self.capabilities().pauses, "a pause", || self.test_sandbox().sandbox().pause())
     }
 
     /// The same for an end that takes what a command left behind.
     #[track_caller]
     pub fn require_ends_background(&self) -> Result<(), Declared> {
         let end = || self.make(|plan| plan.background = BackgroundPolicy::End);
-        self.demand(self.capabilities().ends_background, "ending background processes of a command", end)
+        self.require_held_calls(self.capabilities().ends_background, "ending background processes of a command", end)
     }
 
     /// The same for what lives on.
     #[track_caller]
     pub fn require_keeps_background(&self) -> Result<(), Declared> {
         let keep = || self.make(|plan| plan.background = BackgroundPolicy::Keep);
-        self.demand(self.capabilities().keeps_background, "keeping background processes of a command", keep)
+        self.require_held_calls(self.capabilities().keeps_background, "keeping background processes of a command", keep)
     }
 }
 
@@ -242,7 +247,7 @@ fn refused_limit(limit: LimitKind, read_text: &str) -> Declared {
 }
 
 /// A sandbox with its directories on the host, and what it tells.
-pub struct Place {
+pub struct TestSandbox {
     sandboxes: Arc<dyn SandboxProvider>,
     pub plan: SandboxPlan,
     sandbox: Option<Box<dyn Sandbox>>,
@@ -250,7 +255,7 @@ pub struct Place {
     own_kernel: bool,
 }
 
-impl Drop for Place {
+impl Drop for TestSandbox {
     fn drop(&mut self) {
         // What is left all the same is found by whoever plays the case.
         if let Some(sandbox) = self.sandbox.take() {
@@ -260,7 +265,7 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl TestSandbox {
     pub fn sandbox(&self) -> &dyn Sandbox {
         self.sandbox.as_deref().expect("it was not let go of")
     }
@@ -298,30 +303,30 @@ impl Place {
         wait_until(name, || self.work(name).exists());
     }
 
-    pub fn try_begin(&self, plan: &AttemptPlan, io: StdioMode, hold: bool) -> Result<Going, StartError> {
+    pub fn try_begin(&self, plan: &AttemptPlan, io: StdioMode, hold: bool) -> Result<RunningCommand, StartError> {
         let (sender, events) = channel();
         let event_stream = AttemptEventSender::new(move |event| drop(sender.send(event)));
         let backend = self.sandbox().backend();
         let plan = AttemptPlan { backend: backend.name().to_owned(), level: self.plan.level, ..plan.clone() };
         let mut attempt = backend.prepare_attempt(&plan, &io, hold, event_stream)?;
         attempt.release_command()?;
-        Ok(Going { attempt, events, seen: Seen::default() })
+        Ok(RunningCommand { attempt, events, seen: Seen::default() })
     }
 
     #[track_caller]
-    pub fn begin(&self, plan: &AttemptPlan, io: StdioMode) -> Going {
+    pub fn begin(&self, plan: &AttemptPlan, io: StdioMode) -> RunningCommand {
         self.try_begin(plan, io, false).unwrap_or_else(|error| panic!("it does not begin: {error}"))
     }
 
     /// Begins a script whose output is kept.
     #[track_caller]
-    pub fn start(&self, script: &str) -> Going {
+    pub fn start(&self, script: &str) -> RunningCommand {
         self.begin(&inside(script), CAPTURE)
     }
 
     /// Begins a script whose calls wait where they lack a power.
     #[track_caller]
-    pub fn start_held(&self, script: &str) -> Going {
+    pub fn start_held(&self, script: &str) -> RunningCommand {
         self.try_begin(&inside(script), CAPTURE, true).unwrap_or_else(|error| panic!("it does not begin: {error}"))
     }
 
@@ -344,7 +349,7 @@ impl Place {
     #[track_caller]
     pub fn refuses(&self, plan: &AttemptPlan) -> StartError {
         match self.try_begin(plan, CAPTURE, false) {
-            Ok(going) => panic!("it began, and {:?}", going.end()),
+            Ok(running) => panic!("it began, and {:?}", running.end()),
             Err(error) => error,
         }
     }
@@ -375,7 +380,7 @@ impl Place {
             return sleepers::sleeping(mark);
         }
         match self.try_begin(&python(&sleepers::counting(mark)), CAPTURE, false) {
-            Ok(going) => going.end().ok().trim().parse().unwrap(),
+            Ok(running) => running.end().ok().trim().parse().unwrap(),
             Err(error) if error.what.contains("is gone") => 0,
             Err(error) => panic!("they cannot be counted: {error:?}"),
         }
@@ -411,7 +416,7 @@ impl Place {
 }
 
 /// A command on its way.
-pub struct Going {
+pub struct RunningCommand {
     pub attempt: Box<dyn Attempt>,
     events: Receiver<AttemptEvent>,
     seen: Seen,
@@ -435,18 +440,18 @@ pub struct Question {
 
 /// What there is to hear of a command that goes on.
 #[derive(Debug)]
-pub enum Heard {
+pub enum AttemptReport {
     Held(Question),
     Withdrawn(HoldId),
     Ended(AttemptEnd),
 }
 
-impl Going {
+impl RunningCommand {
     /// Waits for a question, its withdrawal, or the end.
     #[track_caller]
-    pub fn hear(&mut self) -> Heard {
+    pub fn wait_for_report(&mut self) -> AttemptReport {
         if let Some(end) = self.seen.end.take() {
-            return Heard::Ended(end);
+            return AttemptReport::Ended(end);
         }
         loop {
             match self.events.recv_timeout(event_timeout()).expect("the attempt goes on") {
@@ -454,17 +459,17 @@ impl Going {
                 AttemptEvent::Connection(record) => self.seen.connections.push(*record),
                 AttemptEvent::Executed { program, .. } => self.seen.programs.push(program),
                 AttemptEvent::Stopped(_) | AttemptEvent::Signed { .. } => {}
-                AttemptEvent::Held { id, denial } => return Heard::Held(Question { id, denial }),
-                AttemptEvent::Withdrawn(id) => return Heard::Withdrawn(id),
-                AttemptEvent::Ended(end) => return Heard::Ended(end),
+                AttemptEvent::Held { id, denial } => return AttemptReport::Held(Question { id, denial }),
+                AttemptEvent::Withdrawn(id) => return AttemptReport::Withdrawn(id),
+                AttemptEvent::Ended(end) => return AttemptReport::Ended(end),
             }
         }
     }
 
     #[track_caller]
     pub fn question(&mut self) -> Question {
-        match self.hear() {
-            Heard::Held(question) => question,
+        match self.wait_for_report() {
+            AttemptReport::Held(question) => question,
             other => panic!("no question, but {other:?}"),
         }
     }
@@ -508,8 +513,8 @@ impl Going {
     #[track_caller]
     pub fn end(mut self) -> Ran {
         loop {
-            match self.hear() {
-                Heard::Ended(end) => {
+            match self.wait_for_report() {
+                AttemptReport::Ended(end) => {
                     let Seen { denials, connections, programs, .. } = self.seen;
                     return Ran {
                         end,
@@ -519,8 +524,8 @@ impl Going {
                         report: self.attempt.enforcement_report().clone(),
                     };
                 }
-                Heard::Held(question) => panic!("nobody asked it to hold {question:?}"),
-                Heard::Withdrawn(_) => {}
+                AttemptReport::Held(question) => panic!("nobody asked it to hold {question:?}"),
+                AttemptReport::Withdrawn(_) => {}
             }
         }
     }

@@ -14,9 +14,9 @@
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
+mod approval_fixture;
 mod bench;
 mod cases;
-mod desk;
 mod kinds;
 mod plan;
 mod server;

@@ -19,15 +19,15 @@ use crate::bench::event_timeout;
 /// The other ends of the command's streams.
 pub struct Pipes {
     pub stdin: File,
-    pub stdout: Heard,
-    pub stderr: Heard,
+    pub stdout: StreamOutput,
+    pub stderr: StreamOutput,
 }
 
 impl Pipes {
     /// Makes pipes this process's streams.
     pub fn new() -> Self {
         let (stdout, stderr, pipes) = Self::unheard();
-        Self { stdin: pipes, stdout: Heard::from(stdout), stderr: Heard::from(stderr) }
+        Self { stdin: pipes, stdout: StreamOutput::from(stdout), stderr: StreamOutput::from(stderr) }
     }
 
     /// The same, where nobody reads as yet: standard output, errors, and the end to
@@ -42,14 +42,14 @@ impl Pipes {
 /// The person's end of a terminal.
 pub struct Terminal {
     keys: File,
-    pub shown: Heard,
+    pub shown: StreamOutput,
 }
 
 impl Terminal {
     /// Makes a terminal of this size this process's streams.
     pub fn new(rows: u16, columns: u16) -> Self {
         let keys = Self::unheard();
-        let terminal = Self { shown: Heard::from(keys.try_clone().unwrap()), keys };
+        let terminal = Self { shown: StreamOutput::from(keys.try_clone().unwrap()), keys };
         terminal.resize(rows, columns);
         terminal
     }
@@ -90,7 +90,7 @@ pub fn let_go() {
 
 /// What comes out of a stream, read as it comes.
 #[derive(Clone)]
-pub struct Heard(Arc<(Mutex<State>, Condvar)>);
+pub struct StreamOutput(Arc<(Mutex<State>, Condvar)>);
 
 #[derive(Default)]
 struct State {
@@ -99,7 +99,7 @@ struct State {
     over: bool,
 }
 
-impl From<File> for Heard {
+impl From<File> for StreamOutput {
     fn from(mut source: File) -> Self {
         let reader = Self(Arc::default());
         let shared_state = Arc::clone(&reader.0);
@@ -125,7 +125,7 @@ impl From<File> for Heard {
     }
 }
 
-impl Heard {
+impl StreamOutput {
     /// Waits until this has been heard.
     #[track_caller]
     pub fn until(&self, text: &str) {

@@ -36,7 +36,7 @@ use stockade_tests::cross_section::{Turn, Wanted};
 use crate::docker::{Lazy, Tools};
 use crate::way::{Peer, Way};
 use crate::workflow::{Became, Workflow};
-use crate::world::Place;
+use crate::world::WorkspaceParent;
 
 /// Workflows at a time.
 const PARALLEL: usize = 3;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 struct Task {
     workflow: Workflow,
     user: TestUser,
-    place: Place,
+    place: WorkspaceParent,
     way: Way,
 }
 
@@ -92,16 +92,16 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
     let mut tasks = Vec::new();
     for workflow in all.iter().copied() {
         let mut add = |user, place, way| tasks.push(Task { workflow, user, place, way });
-        add(TestUser::Ordinary, Place::Home, Way::Bare);
+        add(TestUser::Ordinary, WorkspaceParent::Home, Way::Bare);
         for user in TestUser::available_users() {
-            add(user, Place::Home, Way::Sandboxed(Level::Full));
-            add(user, Place::Home, Way::Sandboxed(Level::Restricted));
+            add(user, WorkspaceParent::Home, Way::Sandboxed(Level::Full));
+            add(user, WorkspaceParent::Home, Way::Sandboxed(Level::Restricted));
             if everywhere {
-                add(user, Place::Temporary, Way::Sandboxed(Level::Full));
-                add(user, Place::Served, Way::Sandboxed(Level::Full));
+                add(user, WorkspaceParent::Temporary, Way::Sandboxed(Level::Full));
+                add(user, WorkspaceParent::Served, Way::Sandboxed(Level::Full));
             }
             for peer in Peer::ALL.into_iter().filter(|_| peers && !workflow.hinted) {
-                add(user, Place::Home, Way::Peer(peer));
+                add(user, WorkspaceParent::Home, Way::Peer(peer));
             }
         }
     }
@@ -110,7 +110,12 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
         TestUser::available_users().into_iter().filter(|user| tools == Tools::All || *user == TestUser::Ordinary);
     for user in users {
         let workflows = all.iter().copied().filter(|workflow| tools.suffice(workflow.needs));
-        tasks.extend(workflows.map(|workflow| Task { workflow, user, place: Place::Served, way: Way::Docker }));
+        tasks.extend(workflows.map(|workflow| Task {
+            workflow,
+            user,
+            place: WorkspaceParent::Served,
+            way: Way::Docker,
+        }));
     }
     tasks
 }

@@ -50,7 +50,10 @@ pub const ALL: &[Workflow] = &[
         after: "grep 42 got",
         refused: &[
             (Way::Sandboxed(Level::Restricted), "its shared memory lies in /dev/shm, which is the host's there"),
-            (Way::Docker, "it has shared memory of System V, which the walls inside refuse as level restricted does"),
+            (
+                Way::Docker,
+                "it has shared memory of System V, which the isolation inside refuses as level restricted does",
+            ),
         ],
         ..Workflow::NEW
     },

@@ -7,7 +7,7 @@ use stockade_tests::Level;
 
 use crate::docker::{Docker, Lazy, Sandbox};
 use crate::way::Way;
-use crate::world::{Place, World};
+use crate::world::{WorkspaceParent, World};
 
 /// Work that a person does with a tool.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ impl Workflow {
     ///
     /// # Errors
     /// Where nothing could be made ready.
-    pub fn play(&self, user: TestUser, place: Place, way: Way, docker: &Lazy) -> Result<Became> {
+    pub fn play(&self, user: TestUser, place: WorkspaceParent, way: Way, docker: &Lazy) -> Result<Became> {
         let world = World::new(user, place)?;
         if let Some(why) = self.why_not(&world, user, place, way) {
             return Ok(Became::NotRun(why));
@@ -86,7 +86,7 @@ impl Workflow {
     }
 
     /// Why it cannot be played here.
-    fn why_not(&self, world: &World, user: TestUser, place: Place, way: Way) -> Option<String> {
+    fn why_not(&self, world: &World, user: TestUser, place: WorkspaceParent, way: Way) -> Option<String> {
         if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
             return Some(format!("there is no {missing}"));
         }
@@ -94,7 +94,7 @@ impl Workflow {
             return Some(why.to_owned());
         }
         // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
-        if self.hinted && place == Place::Temporary && way != Way::Bare && self.has_beside() {
+        if self.hinted && place == WorkspaceParent::Temporary && way != Way::Bare && self.has_beside() {
             return Some("what runs write beside a workspace in /tmp is gone with them".to_owned());
         }
         match way {
@@ -142,13 +142,13 @@ impl Workflow {
     }
 
     /// What hindered it in a sandbox of its own, if anything.
-    fn sandboxed(&self, world: &World, level: Level, place: Place, script: &str) -> Result<Option<String>> {
+    fn sandboxed(&self, world: &World, level: Level, place: WorkspaceParent, script: &str) -> Result<Option<String>> {
         let grants = if self.hinted {
             match powers(&world.stockade_for_people(level, script)?) {
                 Ok(powers) => powers,
                 Err(why) => return Ok(Some(why)),
             }
-        } else if place == Place::Temporary && self.has_beside() {
+        } else if place == WorkspaceParent::Temporary && self.has_beside() {
             vec![format!("read {}", world.around().display())]
         } else {
             Vec::new()

@@ -19,7 +19,7 @@ const SETTINGS: &str = "[user]\n\tname = Dev\n\temail = dev@example.invalid\n[in
 
 /// Where the workspace lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum WorkspaceParent {
     /// Below the home; root's below `/root`.
     Home,
     /// In `/tmp`.
@@ -28,7 +28,7 @@ pub enum Place {
     Served,
 }
 
-impl Place {
+impl WorkspaceParent {
     pub fn word(self) -> &'static str {
         match self {
             Self::Home => "home",
@@ -49,16 +49,16 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(user: TestUser, place: Place) -> Result<Self> {
+    pub fn new(user: TestUser, place: WorkspaceParent) -> Result<Self> {
         let account = UserAccount::for_user(user)?;
         let is_own = user == TestUser::available_users()[0];
         let base =
             if is_own { PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?) } else { "/home".into() };
         let home = directory(&account, &base)?;
         let outside_dir = match place {
-            Place::Home => None,
-            Place::Temporary => Some(directory(&account, Path::new("/tmp"))?),
-            Place::Served => Some(directory(&account, Path::new("/srv"))?),
+            WorkspaceParent::Home => None,
+            WorkspaceParent::Temporary => Some(directory(&account, Path::new("/tmp"))?),
+            WorkspaceParent::Served => Some(directory(&account, Path::new("/srv"))?),
         };
         let toolchain = home.path().join(".toolchain");
         let world = Self { account, home, outside_dir, toolchain };

@@ -25,9 +25,9 @@ struct Output {
 impl World {
     fn new() -> Self {
         // Not beneath /tmp, which is private inside.
-        let place =
+        let location =
             if rustix::process::geteuid().is_root() { "/home".into() } else { std::env::var_os("HOME").unwrap() };
-        let dir = tempfile::Builder::new().prefix("stockade-stage-").tempdir_in(place).unwrap();
+        let dir = tempfile::Builder::new().prefix("stockade-stage-").tempdir_in(location).unwrap();
         fs::create_dir_all(dir.path().join("home/project")).unwrap();
         let world = Self { dir };
         fs::write(world.path("a"), "one\n").unwrap();

@@ -17,9 +17,9 @@ struct World {
 impl World {
     fn new() -> Self {
         // Not beneath /tmp, which is private inside.
-        let place =
+        let location =
             if rustix::process::geteuid().is_root() { "/home".into() } else { std::env::var_os("HOME").unwrap() };
-        let dir = tempfile::Builder::new().prefix("stockade-trace-").tempdir_in(place).unwrap();
+        let dir = tempfile::Builder::new().prefix("stockade-trace-").tempdir_in(location).unwrap();
         let world = Self { dir };
         for name in ["project", "lib", "many", ".config/stockade"] {
             fs::create_dir_all(world.home().join(name)).unwrap();

@@ -12,7 +12,7 @@ use stockade_backend_api::{
     AttemptEvent, CommandEnd, GuestSystem, HeldAnswer, SandboxError, SandboxEventSender, SandboxProvider, SandboxTree,
 };
 use stockade_model::{BackgroundPolicy, DeniedOperation, Grant, IsolationLevel, LayerState, SandboxId};
-use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
+use support::{CAPTURE, Engine, TIMEOUT, TestSandbox, begun, drain, inside, plan};
 
 type Change = fn(&mut stockade_backend_api::SandboxPlan);
 
@@ -23,43 +23,43 @@ fn grant(text: &str) -> Grant {
 #[test]
 fn a_command_runs_in_the_namespaces_and_its_files_are_the_hosts() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
-    fs::write(place.plan.workspace.join("given"), "from outside\n").unwrap();
-    let ran = place.run("cat given; id -u; echo made > made; echo home > $HOME/h; pwd; exit 3");
+    let test_sandbox = TestSandbox::new(&engine);
+    fs::write(test_sandbox.plan.workspace.join("given"), "from outside\n").unwrap();
+    let ran = test_sandbox.run("cat given; id -u; echo made > made; echo home > $HOME/h; pwd; exit 3");
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert_eq!(ran.stdout(), "from outside\n1000\n/workspace\n");
-    assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
-    assert_eq!(fs::read_to_string(place.plan.home.join("h")).unwrap(), "home\n");
+    assert_eq!(fs::read_to_string(test_sandbox.plan.workspace.join("made")).unwrap(), "made\n");
+    assert_eq!(fs::read_to_string(test_sandbox.plan.home.join("h")).unwrap(), "home\n");
     let layers = &ran.report.layers;
     for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
         assert_eq!(layers.get(layer).map(|l| l.state), Some(LayerState::Enforced), "{layer}: {layers:#?}");
     }
 
     let held = rustix::fs::openat(
-        place.sandbox.open_tree(SandboxTree::Workspace).unwrap(),
+        test_sandbox.sandbox.open_tree(SandboxTree::Workspace).unwrap(),
         "made",
         rustix::fs::OFlags::RDONLY,
         rustix::fs::Mode::empty(),
     );
     assert!(held.is_ok(), "a tree is reached by descriptor");
-    let used = place.sandbox.read_usage().unwrap();
+    let used = test_sandbox.sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.unwrap() > 0 && used.processes.unwrap() >= 1, "{used:?}");
 
-    place.sandbox.destroy().unwrap();
-    place.sandbox.destroy().unwrap();
-    assert!(matches!(place.sandbox.pause(), Err(SandboxError::Gone(_))));
+    test_sandbox.sandbox.destroy().unwrap();
+    test_sandbox.sandbox.destroy().unwrap();
+    assert!(matches!(test_sandbox.sandbox.pause(), Err(SandboxError::Gone(_))));
     assert_eq!(engine.containers(), Vec::<String>::new());
-    assert!(place.plan.workspace.join("made").exists(), "the directories stay");
-    engine.sandboxes().clear(&place.plan.id).unwrap();
+    assert!(test_sandbox.plan.workspace.join("made").exists(), "the directories stay");
+    engine.sandboxes().clear(&test_sandbox.plan.id).unwrap();
 }
 
 #[test]
 fn refusals_are_reported_and_held_calls_can_be_granted() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
+    let test_sandbox = TestSandbox::new(&engine);
     // The control: the same is possible beside.
-    assert_eq!(place.run("mkdir -p d && echo x > d/f && cat d/f").ok(), "x\n");
-    let ran = place.run("echo evil > .bashrc; echo evil > /etc/x; echo $?");
+    assert_eq!(test_sandbox.run("mkdir -p d && echo x > d/f && cat d/f").ok(), "x\n");
+    let ran = test_sandbox.run("echo evil > .bashrc; echo evil > /etc/x; echo $?");
     assert_ne!(ran.stdout(), "0\n");
     let refused: Vec<_> =
         ran.denials.iter().map(|d| (d.operation, d.grant.as_ref().map(ToString::to_string))).collect();
@@ -68,12 +68,13 @@ fn refusals_are_reported_and_held_calls_can_be_granted() {
         "{:#?}",
         ran.denials
     );
-    assert!(!place.plan.workspace.join(".bashrc").exists());
+    assert!(!test_sandbox.plan.workspace.join(".bashrc").exists());
 
-    let (mut attempt, events) = place.begin(&inside("echo agreed > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
+    let (mut attempt, events) =
+        test_sandbox.begin(&inside("echo agreed > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
     attempt.release_command().unwrap();
     let end = loop {
-        match events.recv_timeout(PATIENCE).unwrap() {
+        match events.recv_timeout(TIMEOUT).unwrap() {
             AttemptEvent::Held { id, denial } => {
                 assert_eq!(denial.grant, Some(grant("write /workspace/.bashrc")), "{denial:#?}");
                 attempt.answer_call(id, HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
@@ -83,12 +84,12 @@ fn refusals_are_reported_and_held_calls_can_be_granted() {
         }
     };
     assert_eq!(end.end, CommandEnd::Exited(0));
-    assert_eq!(fs::read_to_string(place.plan.workspace.join(".bashrc")).unwrap(), "agreed\n");
+    assert_eq!(fs::read_to_string(test_sandbox.plan.workspace.join(".bashrc")).unwrap(), "agreed\n");
 
     for power in ["listen 8080", "read /etc/shadow", "memory 1GiB", "write /etc"] {
         let mut plan = inside("true");
         plan.grants.push(grant(power));
-        let refused = place.begin(&plan, CAPTURE, false).map(drop).unwrap_err();
+        let refused = test_sandbox.begin(&plan, CAPTURE, false).map(drop).unwrap_err();
         assert!(refused.what.contains(power) && refused.hint.is_some(), "{refused:?}");
     }
 }
@@ -96,26 +97,31 @@ fn refusals_are_reported_and_held_calls_can_be_granted() {
 #[test]
 fn nothing_of_the_host_is_inside() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
-    assert_eq!(place.run("ls /sys/class/net").ok(), "lo\n");
+    let test_sandbox = TestSandbox::new(&engine);
+    assert_eq!(test_sandbox.run("ls /sys/class/net").ok(), "lo\n");
     // The engine would give it the host's.
-    assert_eq!(place.run("cat /etc/hostname /etc/resolv.conf").ok(), "sandbox\nnameserver 198.18.0.1\n");
-    assert!(place.run("cat /etc/hosts").ok().starts_with("127.0.0.1\tlocalhost sandbox\n"));
+    assert_eq!(test_sandbox.run("cat /etc/hostname /etc/resolv.conf").ok(), "sandbox\nnameserver 198.18.0.1\n");
+    assert!(test_sandbox.run("cat /etc/hosts").ok().starts_with("127.0.0.1\tlocalhost sandbox\n"));
     assert_eq!(
-        place.run("ps -o pid= | wc -l | tr -d ' '; ps").ok().lines().next().map(|n| n.parse::<u32>().unwrap() < 12),
+        test_sandbox
+            .run("ps -o pid= | wc -l | tr -d ' '; ps")
+            .ok()
+            .lines()
+            .next()
+            .map(|n| n.parse::<u32>().unwrap() < 12),
         Some(true)
     );
     let mounts = engine.command(&[
         "inspect",
         "-f",
         "{{range .Mounts}}{{.Source}} {{end}}",
-        &format!("stockade-{}", place.plan.id),
+        &format!("stockade-{}", test_sandbox.plan.id),
     ]);
     let mounts = String::from_utf8(mounts.stdout).unwrap();
     // Two directories, the launcher, and the files that say who and where its user is.
     assert_eq!(mounts.split_whitespace().count(), 8, "{mounts}");
     assert!(!mounts.contains("socket") && !mounts.contains(".sock"), "{mounts}");
-    let ran = place.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '; mount -t tmpfs x /tmp; echo $?");
+    let ran = test_sandbox.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '; mount -t tmpfs x /tmp; echo $?");
     let text = ran.stdout();
     for line in ["CapEff:0000000000000000", "CapBnd:0000000000000000", "NoNewPrivs:1", "Seccomp:2"] {
         assert!(text.contains(line), "{text}");
@@ -126,22 +132,22 @@ fn nothing_of_the_host_is_inside() {
 #[test]
 fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
+    let test_sandbox = TestSandbox::new(&engine);
     assert!(engine.lets_make_namespaces(None), "the control: nothing else refuses it");
-    assert!(!engine.lets_make_namespaces(Some(&place.plan)));
-    let layer = &place.run("true").report.layers["container-filter"];
+    assert!(!engine.lets_make_namespaces(Some(&test_sandbox.plan)));
+    let layer = &test_sandbox.run("true").report.layers["container-filter"];
     assert_eq!(layer.state, LayerState::Enforced, "{layer:?}");
 }
 
 #[test]
 fn servers_of_two_sandboxes_have_the_same_port_and_do_not_meet() {
     let Some(engine) = Engine::docker() else { return };
-    let (one, other) = (Place::new(&engine), Place::new(&engine));
+    let (one, other) = (TestSandbox::new(&engine), TestSandbox::new(&engine));
     let knock = "for n in $(seq 100); do nc 127.0.0.1 8080 < /dev/null && exit; sleep 0.1; done; exit 1";
     let serving: Vec<_> = [(&one, "one"), (&other, "other")]
-        .map(|(place, name)| {
+        .map(|(test_sandbox, name)| {
             let serve = format!("echo {name} | nc -l -p 8080");
-            let (mut attempt, events) = place.begin(&inside(&serve), CAPTURE, false).unwrap();
+            let (mut attempt, events) = test_sandbox.begin(&inside(&serve), CAPTURE, false).unwrap();
             attempt.release_command().unwrap();
             (attempt, events)
         })
@@ -157,35 +163,36 @@ fn servers_of_two_sandboxes_have_the_same_port_and_do_not_meet() {
 #[test]
 fn a_command_ends_with_all_that_it_started() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
+    let test_sandbox = TestSandbox::new(&engine);
     // Three: the first process of the container is always there.
-    let before = engine.processes(&place.plan).len();
-    assert_eq!(before, 1, "{:?}", engine.processes(&place.plan));
-    place.run("setsid sleep 4321 > /dev/null 2>&1 < /dev/null & sleep 4321 & echo begun").ok();
-    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+    let before = engine.processes(&test_sandbox.plan).len();
+    assert_eq!(before, 1, "{:?}", engine.processes(&test_sandbox.plan));
+    test_sandbox.run("setsid sleep 4321 > /dev/null 2>&1 < /dev/null & sleep 4321 & echo begun").ok();
+    assert_eq!(engine.processes(&test_sandbox.plan).len(), 1, "{:?}", engine.processes(&test_sandbox.plan));
 
-    let (mut attempt, events) =
-        place.begin(&inside("trap 'exit 7' TERM; echo > up; while :; do sleep 1; done"), CAPTURE, false).unwrap();
+    let (mut attempt, events) = test_sandbox
+        .begin(&inside("trap 'exit 7' TERM; echo > up; while :; do sleep 1; done"), CAPTURE, false)
+        .unwrap();
     attempt.release_command().unwrap();
-    while !place.plan.workspace.join("up").exists() {
+    while !test_sandbox.plan.workspace.join("up").exists() {
         std::thread::yield_now();
     }
     attempt.send_signal(15);
     assert_eq!(drain(&events).0.end, CommandEnd::Exited(7));
     drop(attempt);
 
-    let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
+    let (mut attempt, events) = test_sandbox.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
     attempt.release_command().unwrap();
     attempt.kill_processes();
     assert!(matches!(drain(&events).0.end, CommandEnd::Signaled(9)));
     drop(attempt);
-    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+    assert_eq!(engine.processes(&test_sandbox.plan).len(), 1, "{:?}", engine.processes(&test_sandbox.plan));
 
-    let (attempt, events) = place.begin(&inside("echo never > never"), CAPTURE, false).unwrap();
+    let (attempt, events) = test_sandbox.begin(&inside("echo never > never"), CAPTURE, false).unwrap();
     drop(attempt);
     let _ = drain(&events);
-    assert!(!place.plan.workspace.join("never").exists());
-    assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
+    assert!(!test_sandbox.plan.workspace.join("never").exists());
+    assert_eq!(engine.processes(&test_sandbox.plan).len(), 1, "{:?}", engine.processes(&test_sandbox.plan));
 }
 
 #[test]
@@ -213,8 +220,8 @@ fn streams_pass_whole_and_bounded() {
     assert!(child.wait().unwrap().success());
     assert_ne!(fs::read_to_string(plan.workspace.join("ended")).unwrap().trim(), "0");
 
-    let place = Place::new(&engine);
-    let ran = place.run("yes 0123456789 | head -c 5000000; echo end");
+    let test_sandbox = TestSandbox::new(&engine);
+    let ran = test_sandbox.run("yes 0123456789 | head -c 5000000; echo end");
     let out = ran.end.stdout.unwrap();
     let (length, tail) = (out.as_bytes().len(), out.as_bytes().ends_with(b"end\n"));
     assert!(ran.end.truncated && length < 2 << 20 && tail, "{} {length} {tail}", ran.end.truncated);
@@ -279,26 +286,26 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
     let (sandbox, event_receiver) =
         begun(&plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     // The command whose stream was lost has ended, and all of it.
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while engine.processes(&plan).len() > 1 {
         assert!(std::time::Instant::now() < deadline, "{:?}", engine.processes(&plan));
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    let place = Place { top, plan, sandbox, event_receiver };
-    assert_eq!(place.run("echo again").ok(), "again\n");
+    let test_sandbox = TestSandbox { top, plan, sandbox, event_receiver };
+    assert_eq!(test_sandbox.run("echo again").ok(), "again\n");
 
-    place.sandbox.pause().unwrap();
+    test_sandbox.sandbox.pause().unwrap();
     let state = engine.command(&["inspect", "-f", "{{.State.Paused}}", &engine.containers()[0]]);
     assert_eq!(String::from_utf8_lossy(&state.stdout), "true\n");
-    let refused = place.begin(&inside("true"), CAPTURE, false).map(drop).unwrap_err();
+    let refused = test_sandbox.begin(&inside("true"), CAPTURE, false).map(drop).unwrap_err();
     assert!(refused.what.contains("paused"), "{refused:?}");
-    place.sandbox.resume().unwrap();
-    place.sandbox.resume().unwrap();
-    assert_eq!(place.run("echo on").ok(), "on\n");
+    test_sandbox.sandbox.resume().unwrap();
+    test_sandbox.sandbox.resume().unwrap();
+    assert_eq!(test_sandbox.run("echo on").ok(), "on\n");
 
-    place.is_lost_when_killed(&engine);
+    test_sandbox.is_lost_when_killed(&engine);
     // Made anew around what it keeps.
-    let sandbox = engine.sandboxes().create_sandbox(&place.plan, nobody).unwrap();
+    let sandbox = engine.sandboxes().create_sandbox(&test_sandbox.plan, nobody).unwrap();
     assert_eq!(engine.containers().len(), 1);
     sandbox.destroy().unwrap();
 }
@@ -313,15 +320,17 @@ fn unavailable_features_are_refused_and_leave_nothing() {
         ("keeping background", |plan| plan.background = BackgroundPolicy::Keep),
     ];
     for (what, change) in unsupported {
-        let refused = Place::with(&engine, change).map(drop).unwrap_err();
+        let refused = TestSandbox::with(&engine, change).map(drop).unwrap_err();
         assert!(matches!(refused, SandboxError::Unsupported { .. }) && refused.to_string().contains(what), "{refused}");
     }
     let image = format!("sha256:{}", "1".repeat(64)).parse().unwrap();
-    let failed = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).map(drop).unwrap_err();
+    let failed =
+        TestSandbox::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).map(drop).unwrap_err();
     assert!(failed.to_string().contains("no image") && failed.hint().is_some(), "{failed}");
-    let failed = Place::with(&engine, |plan| plan.runtime = Some("none-such".parse().unwrap())).map(drop).unwrap_err();
+    let failed =
+        TestSandbox::with(&engine, |plan| plan.runtime = Some("none-such".parse().unwrap())).map(drop).unwrap_err();
     assert!(failed.to_string().contains("none-such"), "{failed}");
-    let failed = Place::with(&engine, |plan| plan.level = IsolationLevel::None).map(drop).unwrap_err();
+    let failed = TestSandbox::with(&engine, |plan| plan.level = IsolationLevel::None).map(drop).unwrap_err();
     assert!(matches!(failed, SandboxError::Unsupported { .. }), "{failed}");
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
@@ -331,7 +340,7 @@ fn unavailable_features_are_refused_and_leave_nothing() {
 fn within_gvisor_the_lower_level_has_to_be_named() {
     let Some(engine) = Engine::docker() else { return };
     let runsc = || Some("runsc".parse().unwrap());
-    let refused = Place::with(&engine, |plan| plan.runtime = runsc()).map(drop).unwrap_err();
+    let refused = TestSandbox::with(&engine, |plan| plan.runtime = runsc()).map(drop).unwrap_err();
     assert!(refused.to_string().contains("Landlock"), "{refused}");
     assert!(refused.hint().unwrap().contains("--level restricted"), "{refused:?}");
     assert_eq!(engine.containers(), Vec::<String>::new());
@@ -341,36 +350,37 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
         plan.level = IsolationLevel::Restricted;
     };
     // Names that the host trusts would be open.
-    let refused = Place::with(&engine, lower).map(drop).unwrap_err();
+    let refused = TestSandbox::with(&engine, lower).map(drop).unwrap_err();
     assert!(refused.to_string().contains("could be written"), "{refused}");
     assert_eq!(engine.containers(), Vec::<String>::new());
-    let place = Place::with(&engine, |plan| {
+    let test_sandbox = TestSandbox::with(&engine, |plan| {
         lower(plan);
         plan.profile.filesystem.protect.clear();
     })
     .unwrap();
     let restricted = |script: &str| stockade_model::AttemptPlan { level: IsolationLevel::Restricted, ..inside(script) };
-    let ran = place.run_plan(&restricted("cat /proc/version; id -u; echo made > made; ls /sys/class/net; exit 3"));
+    let ran =
+        test_sandbox.run_plan(&restricted("cat /proc/version; id -u; echo made > made; ls /sys/class/net; exit 3"));
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert!(ran.stdout().starts_with("Linux version 4.4.0 ") && ran.stdout().contains("\n1000\n"), "{ran:#?}");
-    assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
+    assert_eq!(fs::read_to_string(test_sandbox.plan.workspace.join("made")).unwrap(), "made\n");
     assert_eq!(ran.report.level, IsolationLevel::Restricted);
     assert_eq!(ran.report.layers["broker"].state, LayerState::Absent, "{:#?}", ran.report);
     assert_eq!(ran.report.layers["container"].state, LayerState::Enforced);
     assert_eq!(ran.report.layers["container-limits"].state, LayerState::Partial);
     assert_eq!(ran.report.layers["container-filter"].state, LayerState::Absent);
-    assert!(place.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
+    assert!(test_sandbox.run_plan(&restricted("echo x > /etc/x || echo refused")).ok().ends_with("refused\n"));
 
     let leftovers = restricted("setsid sleep 4321 & sleep 4321 & echo begun");
-    assert_eq!(place.run_plan(&leftovers).ok(), "begun\n");
-    let listed = place.run_plan(&restricted("ps")).ok();
+    assert_eq!(test_sandbox.run_plan(&leftovers).ok(), "begun\n");
+    let listed = test_sandbox.run_plan(&restricted("ps")).ok();
     assert!(!listed.contains("sleep"), "{listed}");
-    let (mut attempt, events) = place.begin(&restricted("sleep 4321"), CAPTURE, false).unwrap();
+    let (mut attempt, events) = test_sandbox.begin(&restricted("sleep 4321"), CAPTURE, false).unwrap();
     attempt.release_command().unwrap();
     attempt.kill_processes();
     assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
     drop(attempt);
-    place.sandbox.destroy().unwrap();
+    test_sandbox.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
 
@@ -386,17 +396,17 @@ fn an_images_health_check_does_not_run() {
     engine.command(&["rm", &container]);
     let checked = || checked.parse().unwrap();
 
-    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(checked()))).unwrap();
-    assert!(place.run("sleep 4").end.end == CommandEnd::Exited(0));
-    assert!(!place.plan.workspace.join("planted").exists());
+    let test_sandbox = TestSandbox::with(&engine, |plan| plan.system = Some(GuestSystem::Image(checked()))).unwrap();
+    assert!(test_sandbox.run("sleep 4").end.end == CommandEnd::Exited(0));
+    assert!(!test_sandbox.plan.workspace.join("planted").exists());
 
     // Without Stockade it does.
-    let at = format!("{}:/workspace", place.plan.workspace.display());
+    let at = format!("{}:/workspace", test_sandbox.plan.workspace.display());
     let bare = run_engine(&["run", "-d", "--network=none", "-v", &at, checked().as_str(), "/bin/sleep", "30"]);
     std::thread::sleep(std::time::Duration::from_secs(4));
     engine.command(&["rm", "-f", &bare]);
-    assert!(place.plan.workspace.join("planted").exists(), "the control");
-    place.sandbox.destroy().unwrap();
+    assert!(test_sandbox.plan.workspace.join("planted").exists(), "the control");
+    test_sandbox.sandbox.destroy().unwrap();
 }
 
 /// Nothing that an image has the engine do is done, and it cannot be taken for another.
@@ -418,25 +428,29 @@ fn an_images_own_ways_to_start_something_are_not_used() {
         "LABEL stockade.owner=another",
         "VOLUME /planted",
     ]);
-    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image.clone()))).unwrap();
-    assert_eq!(place.run("id -u; pwd; echo $LD_PRELOAD; sleep 3").ok(), "1000\n/workspace\n\n");
-    assert!(engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).is_ok(), "it is its own");
-    assert!(!place.plan.workspace.join("planted").exists());
-    place.sandbox.destroy().unwrap();
+    let test_sandbox =
+        TestSandbox::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image.clone()))).unwrap();
+    assert_eq!(test_sandbox.run("id -u; pwd; echo $LD_PRELOAD; sleep 3").ok(), "1000\n/workspace\n\n");
+    assert!(
+        engine.sandboxes().adopt_sandbox(&test_sandbox.plan, SandboxEventSender::new(|_| {})).is_ok(),
+        "it is its own"
+    );
+    assert!(!test_sandbox.plan.workspace.join("planted").exists());
+    test_sandbox.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
     // The control.
-    let at = format!("{}:/workspace", place.plan.workspace.display());
+    let at = format!("{}:/workspace", test_sandbox.plan.workspace.display());
     engine.command(&["run", "--rm", "--network=none", "-v", &at, image.as_str()]);
-    assert!(place.plan.workspace.join("planted").exists());
+    assert!(test_sandbox.plan.workspace.join("planted").exists());
 }
 
 /// Each container differs from the sandbox's own in one thing.
 #[test]
 fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
-    let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
+    let test_sandbox = TestSandbox::new(&engine);
+    let name = format!("stockade-{}", test_sandbox.plan.id);
+    let adopt = || engine.sandboxes().adopt_sandbox(&test_sandbox.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     let own = exact_words(&engine, &name);
     let other = engine.image_with(&["LABEL of=another"]);
@@ -533,11 +547,11 @@ fn the_sandboxs_hidden_paths_are_hidden_from_each_command() {
                 2>/dev/null; true";
     for hide in [vec![], vec!["/workspace/secret".into()]] {
         let is_hidden = !hide.is_empty();
-        let place = Place::with(&engine, |plan| plan.profile.filesystem.hide = hide).unwrap();
-        fs::write(place.plan.workspace.join("secret"), "credential\n").unwrap();
-        std::os::unix::fs::chown(place.plan.workspace.join("secret"), Some(1000), Some(1000)).unwrap();
-        assert_eq!(place.run(look).stdout().contains("credential"), !is_hidden, "{is_hidden}");
-        place.sandbox.destroy().unwrap();
+        let test_sandbox = TestSandbox::with(&engine, |plan| plan.profile.filesystem.hide = hide).unwrap();
+        fs::write(test_sandbox.plan.workspace.join("secret"), "credential\n").unwrap();
+        std::os::unix::fs::chown(test_sandbox.plan.workspace.join("secret"), Some(1000), Some(1000)).unwrap();
+        assert_eq!(test_sandbox.run(look).stdout().contains("credential"), !is_hidden, "{is_hidden}");
+        test_sandbox.sandbox.destroy().unwrap();
     }
 }
 
@@ -545,13 +559,13 @@ fn the_sandboxs_hidden_paths_are_hidden_from_each_command() {
 #[test]
 fn foreign_processes_in_the_container_are_noticed() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
-    let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
+    let test_sandbox = TestSandbox::new(&engine);
+    let name = format!("stockade-{}", test_sandbox.plan.id);
+    let adopt = || engine.sandboxes().adopt_sandbox(&test_sandbox.plan, SandboxEventSender::new(|_| {})).map(drop);
     // The control: a command of the sandbox's own.
-    let (mut attempt, events) = place.begin(&inside("echo > up; sleep 30"), CAPTURE, false).unwrap();
+    let (mut attempt, events) = test_sandbox.begin(&inside("echo > up; sleep 30"), CAPTURE, false).unwrap();
     attempt.release_command().unwrap();
-    while !place.plan.workspace.join("up").exists() {
+    while !test_sandbox.plan.workspace.join("up").exists() {
         std::thread::yield_now();
     }
     assert!(adopt().is_ok(), "{:?}", adopt());
@@ -560,7 +574,7 @@ fn foreign_processes_in_the_container_are_noticed() {
     engine.command(&["exec", "-d", "-u", "0:0", &name, "/bin/sleep", "300"]);
     let refused = adopt().unwrap_err().to_string();
     assert!(refused.contains("did not start"), "{refused}");
-    place.sandbox.destroy().unwrap();
+    test_sandbox.sandbox.destroy().unwrap();
 }
 
 #[test]
@@ -608,7 +622,7 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
         },
     ];
     for change in changes.into_iter().cycle().take(9) {
-        let refused = Place::with(&engine, |plan| {
+        let refused = TestSandbox::with(&engine, |plan| {
             runsc(plan);
             change(plan);
         });
@@ -617,14 +631,14 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
         assert!(leftovers.is_empty(), "{leftovers:?}");
     }
     // The control.
-    let place = Place::with(&engine, |plan| {
+    let test_sandbox = TestSandbox::with(&engine, |plan| {
         runsc(plan);
         plan.level = IsolationLevel::Restricted;
         plan.profile.filesystem.protect.clear();
     })
     .unwrap();
     assert!(!of_runtime().is_empty());
-    place.sandbox.destroy().unwrap();
+    test_sandbox.sandbox.destroy().unwrap();
     assert_eq!(of_runtime(), Vec::<String>::new());
 }
 
@@ -632,9 +646,9 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
 #[test]
 fn a_container_that_was_exchanged_is_not_taken_for_the_sandbox() {
     let Some(engine) = Engine::docker() else { return };
-    let place = Place::new(&engine);
-    let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
+    let test_sandbox = TestSandbox::new(&engine);
+    let name = format!("stockade-{}", test_sandbox.plan.id);
+    let adopt = || engine.sandboxes().adopt_sandbox(&test_sandbox.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     let format = "{{range $key, $value := .Config.Labels}}--label={{$key}}={{$value}} {{end}}";
     let labels = String::from_utf8(engine.command(&["inspect", "--format", format, &name]).stdout).unwrap();

@@ -9,18 +9,18 @@ use std::path::Path;
 
 use stockade_backend_api::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
 use stockade_model::{DeniedOperation, LayerState};
-use support::{Engine, PROCESS_LIMIT, Place, begun, inside};
+use support::{Engine, PROCESS_LIMIT, TestSandbox, begun, inside};
 
 #[test]
 fn a_command_runs_in_the_namespaces_and_all_its_processes_end() {
     let Some(engine) = Engine::podman() else { return };
-    let place = Place::new(&engine);
+    let test_sandbox = TestSandbox::new(&engine);
     let mut plan = inside("id -u; echo made > made; echo evil > .bashrc; ls /sys/class/net; exit 3");
     plan.backend = "podman".to_owned();
-    let ran = place.run_plan(&plan);
+    let ran = test_sandbox.run_plan(&plan);
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert_eq!(ran.stdout(), "1000\nlo\n");
-    assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
+    assert_eq!(fs::read_to_string(test_sandbox.plan.workspace.join("made")).unwrap(), "made\n");
     assert_eq!(
         ran.denials.iter().map(|d| d.operation).collect::<Vec<_>>(),
         [DeniedOperation::Create],
@@ -31,39 +31,39 @@ fn a_command_runs_in_the_namespaces_and_all_its_processes_end() {
         let state = ran.report.layers.get(layer).map(|l| l.state);
         assert_eq!(state, Some(LayerState::Enforced), "{layer}: {:#?}", ran.report);
     }
-    let text = place.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '").ok();
+    let text = test_sandbox.run("grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t '").ok();
     for line in ["CapEff:0000000000000000", "CapBnd:0000000000000000", "NoNewPrivs:1", "Seccomp:2"] {
         assert!(text.contains(line), "{text}");
     }
-    place.run("setsid sleep 4321 > /dev/null 2>&1 < /dev/null & echo begun").ok();
+    test_sandbox.run("setsid sleep 4321 > /dev/null 2>&1 < /dev/null & echo begun").ok();
 
-    place.sandbox.pause().unwrap();
-    place.sandbox.resume().unwrap();
+    test_sandbox.sandbox.pause().unwrap();
+    test_sandbox.sandbox.resume().unwrap();
     let (sandbox, _event_receiver) =
-        begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
-    assert_eq!(place.run("echo on").ok(), "on\n");
+        begun(&test_sandbox.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+    assert_eq!(test_sandbox.run("echo on").ok(), "on\n");
     let used = sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.is_some(), "{used:?}");
 
-    place.is_lost_when_killed(&engine);
-    place.sandbox.destroy().unwrap();
+    test_sandbox.is_lost_when_killed(&engine);
+    test_sandbox.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
 
 #[test]
 fn the_container_has_a_filter_of_its_own_beneath_that_of_commands() {
     let Some(engine) = Engine::podman() else { return };
-    let place = Place::new(&engine);
+    let test_sandbox = TestSandbox::new(&engine);
     assert!(engine.lets_make_namespaces(None), "the control: nothing else refuses it");
-    assert!(!engine.lets_make_namespaces(Some(&place.plan)));
+    assert!(!engine.lets_make_namespaces(Some(&test_sandbox.plan)));
 }
 
 /// What the engine's configuration adds to every container is seen inside, whether the
 /// engine reports it or not.
 #[test]
 fn additions_of_the_engines_configuration_are_refused() {
-    let hook = |place: &Path| {
-        let hooks = place.join("hooks");
+    let hook = |test_sandbox: &Path| {
+        let hooks = test_sandbox.join("hooks");
         fs::create_dir(&hooks).unwrap();
         let text = r#"{"version": "1.0.0", "hook": {"path": "/bin/sh", "args": ["sh", "-c",
             "root=$(grep -o 'overlay[^ ]*' /dev/null; cat /proc/self/mountinfo | awk '$4 == \"/\" && $5 ~ /merged$/ {print $5}' | tail -1); mount --bind /etc $root/srv"]},
@@ -94,7 +94,7 @@ fn additions_of_the_engines_configuration_are_refused() {
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
         words.push("cat /srv/passwd; ls /dev; cat /proc/1/cmdline");
         let shown = String::from_utf8_lossy(&engine.own_command(&words).stdout).into_owned();
-        let refused = Place::new_refused(&engine);
+        let refused = TestSandbox::new_refused(&engine);
         eprintln!("{what}: {refused:?}; without: {shown}");
         assert_eq!(engine.containers(), Vec::<String>::new(), "{what}");
         assert!(shown.contains("root:x:0:0:root") || shown.contains("kmsg"), "the control: {what} {shown}");
@@ -108,10 +108,10 @@ fn additions_of_the_engines_configuration_are_refused() {
 fn variables_of_the_engine_and_the_image_reach_no_command() {
     let Some(engine) = Engine::podman_with(|_| "[containers]\nenv = [\"ENGINE=1\"]\n".to_owned()) else { return };
     let image = engine.image_with(&["ENV IMAGE=1"]);
-    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).unwrap();
-    let shown = place.run("env").ok();
+    let test_sandbox = TestSandbox::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).unwrap();
+    let shown = test_sandbox.run("env").ok();
     assert!(!shown.contains("ENGINE=1") && !shown.contains("IMAGE=1"), "{shown}");
-    let environment = engine.own_command(&["exec", &format!("stockade-{}", place.plan.id), "/bin/env"]);
+    let environment = engine.own_command(&["exec", &format!("stockade-{}", test_sandbox.plan.id), "/bin/env"]);
     assert!(String::from_utf8_lossy(&environment.stdout).contains("IMAGE=1"), "the control");
 }
 
@@ -130,7 +130,8 @@ fn a_workspace_that_is_exchanged_is_not_another_users() {
 #[test]
 fn a_runtime_that_its_service_was_not_started_with_is_refused() {
     let Some(engine) = Engine::podman() else { return };
-    let refused = Place::with(&engine, |plan| plan.runtime = Some("runsc".parse().unwrap())).map(drop).unwrap_err();
+    let refused =
+        TestSandbox::with(&engine, |plan| plan.runtime = Some("runsc".parse().unwrap())).map(drop).unwrap_err();
     assert!(matches!(refused, SandboxError::Unsupported { .. }), "{refused}");
     assert!(refused.to_string().contains("runc"), "{refused}");
     assert_eq!(engine.containers(), Vec::<String>::new());

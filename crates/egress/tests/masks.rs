@@ -106,7 +106,7 @@ fn whole(mut stream: impl Read) -> String {
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.into());
-        self.edge.secret_placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
+        self.edge.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
     }
 
     fn bearer(&self) -> String {

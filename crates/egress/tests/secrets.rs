@@ -73,7 +73,7 @@ fn scene() -> Scene {
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.to_uppercase());
-        self.edge.secret_placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
+        self.edge.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
     }
 
     /// Asks over TLS, with words in braces replaced by placeholders.

@@ -20,8 +20,8 @@ const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 
 /// Not in a temp directory: those are private inside.
 fn scratch() -> TempDir {
-    let place = if rustix::process::geteuid().is_root() { "/home".into() } else { std::env::var("HOME").unwrap() };
-    tempfile::Builder::new().prefix("stockade-backend-").tempdir_in(place).unwrap()
+    let directory = if rustix::process::geteuid().is_root() { "/home".into() } else { std::env::var("HOME").unwrap() };
+    tempfile::Builder::new().prefix("stockade-backend-").tempdir_in(directory).unwrap()
 }
 
 fn plan(top: &Path, level: IsolationLevel, argv: &[&str]) -> AttemptPlan {

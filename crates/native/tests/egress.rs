@@ -480,7 +480,7 @@ fn placeholders_and_certificates_are_inside() {
         kind: SecretKind::Bearer,
         inside,
     };
-    let place = std::path::PathBuf::from("/etc/hostname");
+    let hostname_file = std::path::PathBuf::from("/etc/hostname");
     let script = "import os\nprint(os.environ['A_TOKEN'])\nprint(open('/etc/hostname').read() if os.environ.get('TMPDIR') is None else '')\n\
                   print(open(os.environ['SSL_CERT_FILE']).read().count('BEGIN CERTIFICATE') > 1)";
     for level in LEVELS {
@@ -488,7 +488,7 @@ fn placeholders_and_certificates_are_inside() {
         trip.plan.environment.insert("A_TOKEN".to_owned(), value.into());
         trip.plan.profile.egress.secrets = vec![secret("one", SecretSource::Env("A_TOKEN".to_owned()))];
         if level == IsolationLevel::Full {
-            trip.plan.profile.egress.secrets.push(secret("two", SecretSource::File(place.clone().into())));
+            trip.plan.profile.egress.secrets.push(secret("two", SecretSource::File(hostname_file.clone().into())));
         }
         let ran = trip.run(None);
         let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -496,6 +496,6 @@ fn placeholders_and_certificates_are_inside() {
         assert_eq!((lines[1].len() > 16, lines[2]), (level == IsolationLevel::Full, "True"), "{lines:?}");
     }
     let mut trip = Trip::new(IsolationLevel::Restricted, "print('ran')");
-    trip.plan.profile.egress.secrets = vec![secret("two", SecretSource::File(place.into()))];
+    trip.plan.profile.egress.secrets = vec![secret("two", SecretSource::File(hostname_file.into()))];
     assert!(trip.fails().what.contains("level full"));
 }

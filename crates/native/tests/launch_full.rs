@@ -18,7 +18,7 @@ use stockade_model::IsolationLevel::Full;
 use stockade_model::{LayerState, RawText};
 use stockade_sys::landlock;
 use support::{
-    PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
+    TIMEOUT, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
 };
 
 #[test]
@@ -155,8 +155,8 @@ fn temporary_files_are_private() {
         );
         outside.argv = ["/bin/sh", "-c", &text].map(RawText::from).to_vec();
         assert_eq!(run(&outside).ok(), "kept\nkept\nkept\nkept\ndrwxrwxrwt\n");
-        for place in ["/tmp", "/var/tmp", "/dev/shm", "/run"] {
-            assert!(!Path::new(place).join(&mark).exists());
+        for directory in ["/tmp", "/var/tmp", "/dev/shm", "/run"] {
+            assert!(!Path::new(directory).join(&mark).exists());
         }
         // Only the way to the workspace is there.
         let listed = run(&script(Full, ws.path(), "ls /tmp; ls -d \"$PWD\"")).ok();
@@ -290,7 +290,7 @@ fn the_caller_listens_at_a_free_address_inside() {
         let mut question = [0; 16];
         let length = rustix::io::read(&network.names, &mut question).unwrap();
         assert_eq!(&question[..length], b"question");
-        assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, ProcessExit::Exited(0));
+        assert_eq!(launched.wait_for_end(TIMEOUT).unwrap().unwrap().status, ProcessExit::Exited(0));
         drop(launched);
         assert!(network.sockets.open_listener("93.184.215.14:443".parse().unwrap()).is_err(), "it ended with the run");
         answers.join().unwrap();
@@ -341,7 +341,7 @@ fn it_can_be_signalled_and_killed() {
                 Some(signal) => launched.signal_command(signal),
                 None => launched.kill_sandbox(),
             }
-            assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, expected);
+            assert_eq!(launched.wait_for_end(TIMEOUT).unwrap().unwrap().status, expected);
             drop(launched);
             answers.join().unwrap();
         }
@@ -384,7 +384,7 @@ fn hidden_files_are_unreadable_and_the_attempt_is_reported() {
         let reads = launched.take_hidden_reads().unwrap();
         let answers = answer_all(&mut launched);
         launched.release_command().unwrap();
-        launched.wait_for_end(PATIENCE).unwrap();
+        launched.wait_for_end(TIMEOUT).unwrap();
         answers.join().unwrap();
         let mut shown = String::new();
         std::io::Read::read_to_string(&mut output, &mut shown).unwrap();

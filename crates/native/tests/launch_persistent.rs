@@ -14,12 +14,12 @@ use stockade_model::{AttemptPlan, IsolationLevel, Profile, RawText};
 use support::{Ran, complete, in_each_role, processes_with, script, wait_until, workspace};
 
 /// Directories of a sandbox on the host.
-struct Place {
+struct TestSandbox {
     top: tempfile::TempDir,
     namespaces: PersistentNamespaces,
 }
 
-impl Place {
+impl TestSandbox {
     fn new() -> Self {
         Self::of(&profile(), None)
     }
@@ -67,36 +67,36 @@ fn inside(text: &str) -> AttemptPlan {
 #[test]
 fn successive_commands_find_files_of_earlier_ones() {
     in_each_role("successive_commands_find_files_of_earlier_ones", || {
-        let place = Place::new();
-        assert_eq!(place.run("exit 42").exit.status, ProcessExit::Exited(42));
-        assert_eq!(place.run("kill -TERM $$").exit.status, ProcessExit::Signaled(15));
+        let test_sandbox = TestSandbox::new();
+        assert_eq!(test_sandbox.run("exit 42").exit.status, ProcessExit::Exited(42));
+        assert_eq!(test_sandbox.run("kill -TERM $$").exit.status, ProcessExit::Signaled(15));
         assert_eq!(
-            place.run("pwd; echo kept > /tmp/a; ls -A /workspace /home/agent").ok().lines().next(),
+            test_sandbox.run("pwd; echo kept > /tmp/a; ls -A /workspace /home/agent").ok().lines().next(),
             Some("/workspace")
         );
-        assert_eq!(place.run("cat /tmp/a").ok(), "kept\n");
+        assert_eq!(test_sandbox.run("cat /tmp/a").ok(), "kept\n");
         // A process that was left is seen, signalled and gone.
-        place.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
-        assert_eq!(place.run("ps -o comm= -p $(cat /tmp/pid)").ok(), "sleep\n");
-        place.run("kill $(cat /tmp/pid)").ok();
-        assert_ne!(place.run("i=0; while kill -0 $(cat /tmp/pid) 2>/dev/null && [ $i -lt 1000 ]; do i=$((i+1)); done; kill -0 $(cat /tmp/pid) 2>/dev/null").exit.status, ProcessExit::Exited(0));
+        test_sandbox.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
+        assert_eq!(test_sandbox.run("ps -o comm= -p $(cat /tmp/pid)").ok(), "sleep\n");
+        test_sandbox.run("kill $(cat /tmp/pid)").ok();
+        assert_ne!(test_sandbox.run("i=0; while kill -0 $(cat /tmp/pid) 2>/dev/null && [ $i -lt 1000 ]; do i=$((i+1)); done; kill -0 $(cat /tmp/pid) 2>/dev/null").exit.status, ProcessExit::Exited(0));
     });
 }
 
 #[test]
 fn a_server_of_one_command_is_reached_by_the_next_and_by_no_other_sandbox() {
     in_each_role("a_server_of_one_command_is_reached_by_the_next_and_by_no_other_sandbox", || {
-        let (one, other) = (Place::new(), Place::new());
+        let (one, other) = (TestSandbox::new(), TestSandbox::new());
         let serve = "import os,socket
 s=socket.socket(); s.bind(('127.0.0.1',8080)); s.listen()
 u=socket.socket(socket.AF_UNIX); u.bind(chr(0)+'meet'); u.listen()
 if os.fork(): os._exit(0)
 os.setsid(); n=os.open('/dev/null',2); [os.dup2(n,i) for i in (0,1,2)]
 while True: s.accept()[0].sendall(b'hello')";
-        let python = |place: &Place, code: &str| {
+        let python = |test_sandbox: &TestSandbox, code: &str| {
             let mut plan = inside("");
             plan.argv = ["python3", "-c", code].map(RawText::from).to_vec();
-            place.try_run(&plan).unwrap()
+            test_sandbox.try_run(&plan).unwrap()
         };
         python(&one, serve).ok();
         let ask = "import socket; s=socket.create_connection(('127.0.0.1',8080)); print(s.recv(9).decode())
@@ -112,71 +112,75 @@ socket.socket(socket.AF_UNIX).connect(chr(0)+'meet')";
 #[test]
 fn nothing_of_the_host_is_there_but_its_system() {
     in_each_role("nothing_of_the_host_is_there_but_its_system", || {
-        let place = Place::new();
-        let all = place.run("ls -A / /home /home/agent /var /run/user /sys; id -u; ls /root; true");
+        let test_sandbox = TestSandbox::new();
+        let all = test_sandbox.run("ls -A / /home /home/agent /var /run/user /sys; id -u; ls /root; true");
         let user = rustix::process::geteuid().as_raw().to_string();
         assert!(all.stdout.contains(&user) && !all.stdout.contains("boot"), "{}", all.stdout);
-        assert_eq!(place.run("ls -A /home").ok(), "agent\n");
+        assert_eq!(test_sandbox.run("ls -A /home").ok(), "agent\n");
         assert!(
-            place
+            test_sandbox
                 .run("ls -A /sys /workspace /home/agent /var/tmp")
                 .ok()
                 .lines()
                 .all(|l| l.is_empty() || l.ends_with(':'))
         );
         // The directory beside the workspace, and the host's own temp.
-        let beside = place.top.path().join("beside");
+        let beside = test_sandbox.top.path().join("beside");
         fs::write(&beside, "host").unwrap();
         let path = beside.display();
-        assert_eq!(place.run(&format!("cat {path} 2>/dev/null")).stdout, "");
+        assert_eq!(test_sandbox.run(&format!("cat {path} 2>/dev/null")).stdout, "");
         for target in ["/usr/x", "/etc/x", "/x", "/home/x", "/sys/x"] {
-            assert_ne!(place.run(&format!("echo > {target}")).exit.status, ProcessExit::Exited(0), "{target}");
+            assert_ne!(test_sandbox.run(&format!("echo > {target}")).exit.status, ProcessExit::Exited(0), "{target}");
         }
         // The floor alone: no write in the workspace that no broker makes.
-        assert_ne!(place.run("echo > /workspace/x").exit.status, ProcessExit::Exited(0));
+        assert_ne!(test_sandbox.run("echo > /workspace/x").exit.status, ProcessExit::Exited(0));
     });
 }
 
 #[test]
 fn no_command_reaches_the_creator_or_looks_into_another() {
     in_each_role("no_command_reaches_the_creator_or_looks_into_another", || {
-        let place = Place::new();
-        place.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
+        let test_sandbox = TestSandbox::new();
+        test_sandbox.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
         // Positive control: what another command runs is seen.
-        assert!(place.run("cat /proc/$(cat /tmp/pid)/cmdline").ok().starts_with("sleep"));
+        assert!(test_sandbox.run("cat /proc/$(cat /tmp/pid)/cmdline").ok().starts_with("sleep"));
         for secret in ["/proc/$(cat /tmp/pid)/environ", "/proc/1/environ", "/proc/1/mem", "/proc/1/maps"] {
-            assert_ne!(place.run(&format!("head -c1 {secret}")).exit.status, ProcessExit::Exited(0), "{secret}");
+            assert_ne!(test_sandbox.run(&format!("head -c1 {secret}")).exit.status, ProcessExit::Exited(0), "{secret}");
         }
         for link in ["root", "cwd", "exe", "fd/0", "fd/1", "fd/2", "fd/3", "fd/4", "ns/mnt"] {
-            assert_ne!(place.run(&format!("ls -L /proc/1/{link}")).exit.status, ProcessExit::Exited(0), "{link}");
+            assert_ne!(
+                test_sandbox.run(&format!("ls -L /proc/1/{link}")).exit.status,
+                ProcessExit::Exited(0),
+                "{link}"
+            );
         }
         // The init cannot be ended from inside, nor the caller be seen.
-        place.run("kill -9 1; kill -STOP 1; true").ok();
-        let seen = place.run("ls -d /proc/[0-9]* | wc -l").ok();
+        test_sandbox.run("kill -9 1; kill -STOP 1; true").ok();
+        let seen = test_sandbox.run("ls -d /proc/[0-9]* | wc -l").ok();
         assert!(seen.trim().parse::<u32>().unwrap() <= 6, "{seen}");
-        place.run("true").ok();
+        test_sandbox.run("true").ok();
     });
 }
 
 #[test]
 fn dropping_the_namespaces_ends_all_and_a_requested_part_must_exist() {
     in_each_role("dropping_the_namespaces_ends_all_and_a_requested_part_must_exist", || {
-        let place = Place::new();
+        let test_sandbox = TestSandbox::new();
         let mark = format!("7{:08}", std::process::id());
-        place.run(&format!("setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} >/dev/null 2>&1 &")).ok();
+        test_sandbox.run(&format!("setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} >/dev/null 2>&1 &")).ok();
         wait_until("both run", || processes_with(&format!("sleep\0{mark}")).len() == 2);
         let mut hides = inside("true");
         hides.profile.filesystem.hide = vec![RawText::from("/usr/bin/env")];
-        let why = place.try_run(&hides).unwrap_err().to_string();
+        let why = test_sandbox.try_run(&hides).unwrap_err().to_string();
         assert!(why.contains("without /usr/bin/env being hidden"), "{why}");
-        let staged = place.try_run(&{
+        let staged = test_sandbox.try_run(&{
             let mut plan = inside("true");
             plan.profile.filesystem.stage = true;
             plan
         });
         assert!(staged.unwrap_err().to_string().contains("staged"));
-        assert!(place.try_run(&AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") }).is_err());
-        drop(place);
+        assert!(test_sandbox.try_run(&AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") }).is_err());
+        drop(test_sandbox);
         assert!(processes_with(&format!("sleep\0{mark}")).is_empty());
     });
 }
@@ -185,10 +189,10 @@ fn dropping_the_namespaces_ends_all_and_a_requested_part_must_exist() {
 fn paths_hidden_by_the_profile_are_hidden() {
     in_each_role("paths_hidden_by_the_profile_are_hidden", || {
         let mut profile = profile();
-        let shown = Place::of(&profile, None);
+        let shown = TestSandbox::of(&profile, None);
         assert!(!shown.run("cat /etc/passwd").ok().is_empty());
         profile.filesystem.hide = vec![RawText::from("/etc/passwd"), RawText::from("/etc/ssl")];
-        let hidden = Place::of(&profile, None);
+        let hidden = TestSandbox::of(&profile, None);
         let mut plan = inside("cat /etc/passwd; find /etc/ssl -type f -size +0");
         plan.profile.filesystem.hide = profile.filesystem.hide.clone();
         assert_eq!(hidden.try_run(&plan).unwrap().stdout, "");

@@ -14,7 +14,7 @@ use stockade_launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_model::IsolationLevel::Restricted;
 use stockade_model::RawText;
 use stockade_sys::landlock;
-use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
+use support::{TIMEOUT, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
 
 #[test]
 fn a_command_runs_and_its_end_is_reported() {
@@ -248,7 +248,7 @@ fn it_can_be_killed() {
             std::io::Read::read_exact(&mut output, &mut [0; 6]).unwrap();
             if !drop_only {
                 launched.kill_sandbox();
-                assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, ProcessExit::Signaled(9));
+                assert_eq!(launched.wait_for_end(TIMEOUT).unwrap().unwrap().status, ProcessExit::Signaled(9));
             }
             drop(launched);
             answers.join().unwrap();

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getsid, kill_process};
-use sandbox_support::{CAPTURE, PATIENCE, Ran, drain, groups_of, has_groups, hearing, inside, sandbox_plan};
+use sandbox_support::{CAPTURE, Ran, TIMEOUT, drain, groups_of, has_groups, hearing, inside, sandbox_plan};
 use stockade_backend_api::{
     Attempt, AttemptEvent, AttemptEventSender, CommandEnd, HeldAnswer, Sandbox, SandboxError, SandboxEvent,
     SandboxPlan, SandboxProvider, SandboxTree,
@@ -27,7 +27,7 @@ use tempfile::TempDir;
 /// This program, as a keeper starts it: the last argument is a sandbox's id.
 #[test]
 fn acts_as_supervisor() {
-    if !std::env::args().any(|argument| argument == KEEPER) {
+    if !std::env::args().any(|argument| argument == SUPERVISOR) {
         return;
     }
     let begin = |id: &SandboxId, _: &Path| {
@@ -40,7 +40,7 @@ fn acts_as_supervisor() {
 }
 
 /// Says that this program is to keep a sandbox.
-const KEEPER: &str = "keeper-of-a-test";
+const SUPERVISOR: &str = "keeper-of-a-test";
 
 fn over(id: &SandboxId) -> PathBuf {
     std::env::temp_dir().join(format!("over-{id}"))
@@ -68,7 +68,8 @@ impl Estate {
         random[..4].copy_from_slice(&std::process::id().to_le_bytes());
         plan.id = SandboxId::from_random(random);
         change(&mut plan);
-        let arguments = ["--exact", "acts_as_supervisor", "--nocapture", "--test-threads", "1", KEEPER].map(Into::into);
+        let arguments =
+            ["--exact", "acts_as_supervisor", "--nocapture", "--test-threads", "1", SUPERVISOR].map(Into::into);
         let kinds =
             NativeSandboxes::default().with_supervisor(std::env::current_exe().unwrap(), arguments.into(), root);
         Self { top, kinds, plan }
@@ -97,7 +98,7 @@ impl Estate {
             held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(self.directory()))
         };
         let number = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
-        processes_with(KEEPER).into_iter().filter(holds).filter_map(number).collect()
+        processes_with(SUPERVISOR).into_iter().filter(holds).filter_map(number).collect()
     }
 
     #[track_caller]
@@ -174,7 +175,7 @@ fn a_sandbox_continues_without_its_creator_and_is_found_again() {
         assert!(!estate.is_kept());
         assert!(matches!(found.read_usage(), Err(SandboxError::Gone(_))));
         second.destroy().unwrap();
-        assert!(matches!(event_channel.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
+        assert!(matches!(event_channel.recv_timeout(TIMEOUT).unwrap(), SandboxEvent::Lost(_)));
         assert!(estate.top.path().join("work").exists(), "the directories are the caller's");
     });
 }
@@ -202,7 +203,7 @@ fn a_call_waits_for_the_answer_of_another_process() {
         let (sandbox, _event_channel) = estate.create();
         let (attempt, events) = begin(sandbox.as_ref(), &inside("echo x > .bashrc && cat .bashrc"), true);
         let end = loop {
-            match events.recv_timeout(PATIENCE).unwrap() {
+            match events.recv_timeout(TIMEOUT).unwrap() {
                 AttemptEvent::Held { id, denial } => {
                     attempt.answer_call(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
                 }
@@ -231,7 +232,7 @@ fn events_between_commands_are_reported_to_the_user_of_the_sandbox() {
         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
         drop(attempt);
         run(sandbox.as_ref(), "touch /tmp/go").ok();
-        let denied = event_channel.recv_timeout(PATIENCE).unwrap();
+        let denied = event_channel.recv_timeout(TIMEOUT).unwrap();
         let SandboxEvent::Denied { request, denial } = denied else { panic!("{denied:?}") };
         assert_eq!(request, RequestId::from_random([1; 16]));
         assert_eq!(denial.object.to_escaped(), "/workspace/.bashrc");
@@ -295,7 +296,7 @@ fn a_killed_supervisor_ends_all_processes_and_the_next_use_recreates_it() {
         let supervisor_pid = estate.supervisor_pid();
         kill(supervisor_pid);
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-        assert!(matches!(event_channel.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
+        assert!(matches!(event_channel.recv_timeout(TIMEOUT).unwrap(), SandboxEvent::Lost(_)));
         wait_until("nothing is left", || sleeping(&mark) == 0);
         assert!(matches!(estate.adopt(), Err(SandboxError::Gone(_))));
         wait_until("no control group is left", || {
@@ -314,9 +315,9 @@ const VICTIM: &str = "STOCKADE_TEST_USER_OF_SANDBOX";
 fn a_killed_user_ends_its_command_and_nothing_else() {
     let test = "a_killed_user_ends_its_command_and_nothing_else";
     in_each_role(test, || {
-        if let Some(place) = std::env::var_os(VICTIM) {
-            let place = place.into_string().unwrap();
-            let (root, mark) = place.split_once(' ').unwrap();
+        if let Some(sandbox_directory) = std::env::var_os(VICTIM) {
+            let sandbox_directory = sandbox_directory.into_string().unwrap();
+            let (root, mark) = sandbox_directory.split_once(' ').unwrap();
             let plan: SandboxPlan = serde_json::from_str(&fs::read_to_string(format!("{root}/plan")).unwrap()).unwrap();
             let kinds = NativeSandboxes::default().with_supervisor("/no/such/program".into(), Vec::new(), root.into());
             let sandbox = kinds.adopt_sandbox(&plan, hearing().0).unwrap();

@@ -17,7 +17,7 @@ use stockade_backend_api::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
 use stockade_native::NativeBackend;
 use stockade_stage::{CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all};
-use support::{PATIENCE, in_each_role, plan, script};
+use support::{TIMEOUT, in_each_role, plan, script};
 
 const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 const FRESH: i64 = 1_600_000_000;
@@ -93,7 +93,7 @@ impl Scene {
 
 fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + TIMEOUT;
     loop {
         let remaining = give_up.saturating_duration_since(Instant::now());
         match events.recv_timeout(remaining).expect("the attempt ends") {
@@ -213,7 +213,7 @@ fn writes_granted_later_are_staged() {
             let mut attempt = scene.backend().prepare_attempt(&plan, &CAPTURE, true, sender).unwrap();
             attempt.release_command().unwrap();
             let staged = loop {
-                match events.recv_timeout(PATIENCE).unwrap() {
+                match events.recv_timeout(TIMEOUT).unwrap() {
                     AttemptEvent::Held { id, .. } => {
                         let grant = Grant::Write(scene.workspace().join(".git"));
                         attempt.answer_call(id, HeldAnswer::Granted(vec![grant]));
@@ -409,7 +409,7 @@ fn victim() {
     let backend = NativeBackend::default().with_stages_dir(top.join("stages"));
     let mut attempt = backend.prepare_attempt(&plan, &CAPTURE, false, AttemptEventSender::new(|_| {})).unwrap();
     attempt.release_command().unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
 }
 
 fn start_victim(what: &str, top: &Path) -> std::process::Child {

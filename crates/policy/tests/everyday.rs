@@ -19,10 +19,10 @@ use stockade_shell::{CommandContext, assess_script};
 /// Most rows, in per mille, that may be answered otherwise than agreed.
 const WRONG_PER_MILLE: usize = 0;
 /// Most rows to be run that the mode `untrusted` may ask about. May fall, not rise.
-const ASKED_BY_UNTRUSTED: usize = 159;
+const QUESTIONS_OF_UNTRUSTED: usize = 159;
 
 /// Where a home and a workspace may lie.
-const PLACES: &[(&str, &str)] = &[
+const CONTEXTS: &[(&str, &str)] = &[
     ("/home/dev", "/home/dev/x"),
     ("/root", "/root/x"),
     ("/root", "/root/a/b/x"),
@@ -108,11 +108,11 @@ fn everyday_commands_are_decided_as_agreed_in_every_workspace() {
     let mut wrong = Vec::new();
     for row in &rows {
         let mut first = None;
-        for place in PLACES {
-            let (assessment, ruling) = rule(&row.command, *place, ApprovalMode::OnFailure);
+        for directories in CONTEXTS {
+            let (assessment, ruling) = rule(&row.command, *directories, ApprovalMode::OnFailure);
             let answer = (assessment.tier, assessment.impact, ruling.decision.verdict);
             if !is_as_agreed(&row.expect, answer.0, answer.2) || *first.get_or_insert(answer) != answer {
-                wrong.push(format!("{} {} {answer:?} at {}: {}", row.id, row.expect, place.1, row.command));
+                wrong.push(format!("{} {} {answer:?} at {}: {}", row.id, row.expect, directories.1, row.command));
                 break;
             }
         }
@@ -123,7 +123,7 @@ fn everyday_commands_are_decided_as_agreed_in_every_workspace() {
 
 /// The codes of what is asked about a command.
 fn codes(command: &str) -> Vec<String> {
-    let assessment = assess(command, PLACES[0].0, PLACES[0].1);
+    let assessment = assess(command, CONTEXTS[0].0, CONTEXTS[0].1);
     assessment.findings.into_iter().filter(|finding| finding.tier > Tier::Allow).map(|finding| finding.code).collect()
 }
 
@@ -132,13 +132,15 @@ fn untrusted_asks_about_few_everyday_commands() {
     let runs: Vec<Row> = rows().into_iter().filter(|row| row.expect == "run").collect();
     let not_allowed: Vec<&Row> = runs
         .iter()
-        .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != PolicyVerdict::Allow)
+        .filter(|row| {
+            rule(&row.command, CONTEXTS[0], ApprovalMode::Untrusted).1.decision.verdict != PolicyVerdict::Allow
+        })
         .collect();
     println!("untrusted asks about {} of {} rows to be run", not_allowed.len(), runs.len());
     let not_allowed: Vec<String> =
         not_allowed.iter().map(|row| format!("{} {:?}", row.command, codes(&row.command))).collect();
     println!("{}", not_allowed.join("\n"));
-    assert!(not_allowed.len() <= ASKED_BY_UNTRUSTED, "{}", not_allowed.join("\n"));
+    assert!(not_allowed.len() <= QUESTIONS_OF_UNTRUSTED, "{}", not_allowed.join("\n"));
 }
 
 /// Changes of files of the workspace by known tools.
@@ -231,7 +233,7 @@ const OTHERS: &[&str] = &[
 /// Known tools that change files of the workspace, and what is no more than close to it.
 #[test]
 fn untrusted_lets_known_tools_change_the_workspace() {
-    let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
+    let verdict = |command: &str| rule(command, CONTEXTS[0], ApprovalMode::Untrusted).1.decision.verdict;
     let not_allowed: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).collect();
     let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != PolicyVerdict::Ask).collect();
     assert!(not_allowed.is_empty() && run.is_empty(), "asked about {not_allowed:?}, run {run:?}");
@@ -241,11 +243,11 @@ fn untrusted_lets_known_tools_change_the_workspace() {
 #[test]
 fn untrusted_lets_known_tools_remove_kept_files() {
     let verdict = |command: &str, keeps_changes, source: &str| {
-        let place = ("/home/dev", "/home/dev/x");
-        let assessment = assess(command, place.0, place.1);
-        let request = request(command, place.1, ApprovalMode::Untrusted, &[]);
+        let directories = ("/home/dev", "/home/dev/x");
+        let assessment = assess(command, directories.0, directories.1);
+        let request = request(command, directories.1, ApprovalMode::Untrusted, &[]);
         let around = RequestContext { keeps_changes, ..RequestContext::default() };
-        rule_in(&settings(place.0, source), &request, &assessment, true, &around).decision.verdict
+        rule_in(&settings(directories.0, source), &request, &assessment, true, &around).decision.verdict
     };
     let undo = "[profiles.workspace]\nundo = true\n";
     for (command, keeps, source, expected) in [
@@ -440,7 +442,7 @@ const OTHER_GIT: &[&str] = &[
 /// own: see the crate of the engine for the look at it.
 #[test]
 fn untrusted_lets_git_change_the_repository_of_the_workspace() {
-    let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
+    let verdict = |command: &str| rule(command, CONTEXTS[0], ApprovalMode::Untrusted).1.decision.verdict;
     let describe_command = |command: &&str| format!("{command} {:?}", codes(command));
     let not_allowed: Vec<String> =
         LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(describe_command).collect();
@@ -502,7 +504,7 @@ fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
 fn a_reason_is_printed_once() {
     let script = "kubectl apply -f a.yaml && kubectl apply -f b.yaml && make a && make b";
     for mode in [ApprovalMode::Untrusted, ApprovalMode::OnFailure] {
-        let (_, ruling) = rule(script, PLACES[0], mode);
+        let (_, ruling) = rule(script, CONTEXTS[0], mode);
         let [QuestionKind::Run { reasons }] = ruling.questions.as_slice() else { panic!("{ruling:?}") };
         for reasons in [&ruling.decision.reasons, reasons] {
             let mut once = reasons.clone();

@@ -238,9 +238,9 @@ fn a_traced_run_hides_unread_files() {
         ("/srv/data", 0),
     ];
     let learned = traced(&read);
-    let places = ["/home".into(), "/srv".into()];
+    let directories = ["/home".into(), "/srv".into()];
     let base = settings("");
-    let found = suggest_policy(&base, &learned, "workspace", Path::new(WORKSPACE), (false, &places));
+    let found = suggest_policy(&base, &learned, "workspace", Path::new(WORKSPACE), (false, &directories));
     let text = found.to_toml("learned", "workspace", &learned);
     insta::assert_snapshot!(text, @r#"
     [profiles.learned]

@@ -41,7 +41,7 @@ enum GrantCase {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ExecutionPlace {
     Workspace,
     Host,
     HostPermitted,
@@ -129,11 +129,15 @@ fn preferences() -> [(&'static str, SandboxPreference); 3] {
     })
 }
 
-fn places() -> [(&'static str, Place); 3] {
-    [("workspace", Place::Workspace), ("host", Place::Host), ("host permitted", Place::HostPermitted)]
+fn execution_places() -> [(&'static str, ExecutionPlace); 3] {
+    [
+        ("workspace", ExecutionPlace::Workspace),
+        ("host", ExecutionPlace::Host),
+        ("host permitted", ExecutionPlace::HostPermitted),
+    ]
 }
 
-fn settings(rule: RuleCase, place: Place) -> PolicySettings {
+fn settings(rule: RuleCase, place: ExecutionPlace) -> PolicySettings {
     let effect = match rule {
         RuleCase::None => None,
         RuleCase::Allow => Some("allow"),
@@ -143,13 +147,13 @@ fn settings(rule: RuleCase, place: Place) -> PolicySettings {
     let rule = effect.map_or(String::new(), |effect| {
         format!("[[rules]]\nprefix = [\"tool\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
     });
-    let source = format!("allow_host = {}\n{rule}", place == Place::HostPermitted);
+    let source = format!("allow_host = {}\n{rule}", place == ExecutionPlace::HostPermitted);
     let layer =
         LayerText { layer: ConfigLayer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
     PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap()
 }
 
-fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) -> RunRequest {
+fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: ExecutionPlace) -> RunRequest {
     let script = if rule == RuleCase::MaybeDeny { "run $(tool)" } else { "tool --flag" };
     let grants = match grants {
         GrantCase::None => &[][..],
@@ -165,7 +169,7 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
         cwd: "/work".into(),
         workspace: "/work".into(),
         environment: [("HOME".to_owned(), RawText::from("/home/u"))].into(),
-        profile: if place == Place::Workspace { "workspace".into() } else { "host".into() },
+        profile: if place == ExecutionPlace::Workspace { "workspace".into() } else { "host".into() },
         grants: grants.iter().map(|text| text.parse::<Grant>().unwrap()).collect(),
         requested: Vec::new(),
         level: IsolationLevel::Full,
@@ -188,7 +192,7 @@ struct Cell {
     tier: Tier,
     rule: RuleCase,
     grants: GrantCase,
-    place: Place,
+    place: ExecutionPlace,
     preference: SandboxPreference,
     ruling: PolicyRuling,
     with_caller: PolicyRuling,
@@ -218,10 +222,12 @@ fn table() -> &'static [(String, Vec<Cell>)] {
 
 fn make_table() -> Vec<(String, Vec<Cell>)> {
     let mut rows = Vec::new();
-    let all_settings: Vec<Vec<PolicySettings>> =
-        places().iter().map(|(_, place)| rules().iter().map(|rule| settings(*rule, *place)).collect()).collect();
+    let all_settings: Vec<Vec<PolicySettings>> = execution_places()
+        .iter()
+        .map(|(_, place)| rules().iter().map(|rule| settings(*rule, *place)).collect())
+        .collect();
     for (mode_name, mode) in modes() {
-        for (p, (place_name, place)) in places().into_iter().enumerate() {
+        for (p, (place_name, place)) in execution_places().into_iter().enumerate() {
             for (preference_name, preference) in preferences() {
                 for grants in grants() {
                     let mut cells = Vec::new();
@@ -278,7 +284,7 @@ fn decisions() {
 #[test]
 fn no_case_is_missing() {
     let rows = table();
-    let dimensions = modes().len() * places().len() * preferences().len() * grants().len();
+    let dimensions = modes().len() * execution_places().len() * preferences().len() * grants().len();
     assert_eq!(rows.len(), dimensions);
     for (key, cells) in rows {
         assert_eq!(cells.len(), tiers().len() * rules().len());
@@ -302,7 +308,7 @@ fn laws_hold_in_every_case() {
             }
             // L1: nothing runs unsandboxed without a question that only a person answers.
             for ruling in [&cell.ruling, &cell.with_caller] {
-                assert_eq!(ruling.unsandboxed, cell.place != Place::Workspace, "{why}");
+                assert_eq!(ruling.unsandboxed, cell.place != ExecutionPlace::Workspace, "{why}");
                 if ruling.unsandboxed {
                     assert_ne!(ruling.decision.verdict, PolicyVerdict::Allow, "{why}");
                 }
@@ -310,7 +316,7 @@ fn laws_hold_in_every_case() {
                 assert_eq!(!ruling.questions.is_empty(), asks, "{why}");
                 if ruling.unsandboxed && asks {
                     assert_eq!(ruling.questions, [QuestionKind::Unsandboxed], "{why}");
-                    assert_eq!(cell.place, Place::HostPermitted, "{why}");
+                    assert_eq!(cell.place, ExecutionPlace::HostPermitted, "{why}");
                     assert_ne!(cell.preference, SandboxPreference::Require, "{why}");
                 }
                 assert!(!ruling.decision.rule.is_empty(), "{why}");
@@ -324,7 +330,8 @@ fn laws_hold_in_every_case() {
                 "{why}"
             );
             // L1: powers that came with the request always need a person.
-            if !matches!(cell.grants, GrantCase::None | GrantCase::ByPerson) && cell.place == Place::Workspace {
+            if !matches!(cell.grants, GrantCase::None | GrantCase::ByPerson) && cell.place == ExecutionPlace::Workspace
+            {
                 assert_ne!(with_caller, PolicyVerdict::Allow, "{why}");
             }
             assert!(cell.with_caller.decision.reasons.contains(&"agent was warned: careful".to_owned()), "{why}");
@@ -365,7 +372,7 @@ proptest! {
         by_person: bool,
         caller: bool,
     ) {
-        let mut request = request(modes()[mode].1, RuleCase::None, GrantCase::None, Place::Workspace);
+        let mut request = request(modes()[mode].1, RuleCase::None, GrantCase::None, ExecutionPlace::Workspace);
         request.command = RequestCommand::Script(script.into());
         request.caller_approval = caller.then(|| CallerApproval { by: "agent".into(), warnings: vec![] });
         let assessment = assessment(tiers()[tier]);
@@ -392,7 +399,7 @@ proptest! {
     #[test]
     fn every_command_has_a_verdict(script: Vec<u8>, words in proptest::collection::vec(any::<Vec<u8>>(), 0..4)) {
         let settings = settings_of(&[("tool", "deny"), ("ls", "allow"), ("a", "ask")]);
-        let mut request = request(ApprovalMode::Untrusted, RuleCase::None, GrantCase::None, Place::Workspace);
+        let mut request = request(ApprovalMode::Untrusted, RuleCase::None, GrantCase::None, ExecutionPlace::Workspace);
         let argv = RequestCommand::Argv(words.into_iter().map(RawText::from).collect());
         for command in [RequestCommand::Script(script.into()), argv] {
             request.command = command;
@@ -405,14 +412,14 @@ proptest! {
 fn texts_for_users() {
     let mut text = String::new();
     for (tier, rule, grants, place) in [
-        (Tier::Allow, RuleCase::None, GrantCase::None, Place::Workspace),
-        (Tier::Ask, RuleCase::None, GrantCase::None, Place::Workspace),
-        (Tier::Deny, RuleCase::None, GrantCase::Network, Place::Workspace),
-        (Tier::Ask, RuleCase::Allow, GrantCase::None, Place::Workspace),
-        (Tier::Ask, RuleCase::Deny, GrantCase::None, Place::Workspace),
-        (Tier::Ask, RuleCase::MaybeDeny, GrantCase::None, Place::Workspace),
-        (Tier::Ask, RuleCase::None, GrantCase::None, Place::Host),
-        (Tier::Ask, RuleCase::None, GrantCase::None, Place::HostPermitted),
+        (Tier::Allow, RuleCase::None, GrantCase::None, ExecutionPlace::Workspace),
+        (Tier::Ask, RuleCase::None, GrantCase::None, ExecutionPlace::Workspace),
+        (Tier::Deny, RuleCase::None, GrantCase::Network, ExecutionPlace::Workspace),
+        (Tier::Ask, RuleCase::Allow, GrantCase::None, ExecutionPlace::Workspace),
+        (Tier::Ask, RuleCase::Deny, GrantCase::None, ExecutionPlace::Workspace),
+        (Tier::Ask, RuleCase::MaybeDeny, GrantCase::None, ExecutionPlace::Workspace),
+        (Tier::Ask, RuleCase::None, GrantCase::None, ExecutionPlace::Host),
+        (Tier::Ask, RuleCase::None, GrantCase::None, ExecutionPlace::HostPermitted),
     ] {
         let request = request(ApprovalMode::OnFailure, rule, grants, place);
         let decision = decide_request(&settings(rule, place), &request, &assessment(tier), false);
@@ -429,7 +436,7 @@ fn check(configured: &str, change: impl Fn(&mut RunRequest), by_person: bool, ex
     let path = PathBuf::from("/home/u/.config/stockade/config.toml");
     let layer = LayerText { layer: ConfigLayer::User, path, source: configured.to_owned() };
     let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
-    let mut request = request(ApprovalMode::OnFailure, RuleCase::None, GrantCase::None, Place::Workspace);
+    let mut request = request(ApprovalMode::OnFailure, RuleCase::None, GrantCase::None, ExecutionPlace::Workspace);
     change(&mut request);
     let decision = decide_request(&settings, &request, &assessment(Tier::Ask), by_person);
     assert_eq!(decision.verdict, expected, "{decision:?}");

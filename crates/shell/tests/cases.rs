@@ -19,7 +19,7 @@ const DENIED: usize = 1000;
 /// repository configuration, in per mille.
 const ALLOWED: usize = 1000;
 /// Most lines to ask about that may be denied.
-const ASKED_BUT_DENIED: usize = 0;
+const DENIED_QUESTIONS: usize = 0;
 
 struct Case {
     id: String,
@@ -92,7 +92,7 @@ struct Figures {
     unsafe_allows: Vec<String>,
     /// Hits and total, by agreed tier.
     hits: [(usize, usize); 3],
-    asked_but_denied: usize,
+    denied_questions: usize,
     allowed_but_denied: usize,
     misses: String,
     slowest: (String, Duration),
@@ -110,7 +110,7 @@ fn measure(sanitized: bool) -> Figures {
     let mut figures = Figures {
         unsafe_allows: Vec::new(),
         hits: [(0, 0); 3],
-        asked_but_denied: 0,
+        denied_questions: 0,
         allowed_but_denied: 0,
         misses: String::new(),
         slowest: (String::new(), Duration::ZERO),
@@ -130,7 +130,7 @@ fn measure(sanitized: bool) -> Figures {
             figures.unsafe_allows.push(case.id.clone());
         }
         if assessment.tier == Tier::Deny {
-            figures.asked_but_denied += usize::from(case.tier == Tier::Ask);
+            figures.denied_questions += usize::from(case.tier == Tier::Ask);
             figures.allowed_but_denied += usize::from(case.tier == Tier::Allow);
         }
         let codes: Vec<&str> =
@@ -155,13 +155,13 @@ fn the_agreed_tiers_hold() {
     for (name, f) in [("not neutralised", &plain), ("neutralised", &figures)] {
         println!(
             "{name}: allow {:?}, ask {:?}, deny {:?}; unsafe {:?}; ask answered deny {}; allow answered deny {}; slowest {:?}",
-            f.hits[0], f.hits[1], f.hits[2], f.unsafe_allows, f.asked_but_denied, f.allowed_but_denied, f.slowest
+            f.hits[0], f.hits[1], f.hits[2], f.unsafe_allows, f.denied_questions, f.allowed_but_denied, f.slowest
         );
         assert!(f.unsafe_allows.is_empty(), "answered allow: {:?}", f.unsafe_allows);
         assert_eq!(f.allowed_but_denied, 0);
         assert!(f.hits[2].0 * 1000 >= DENIED * f.hits[2].1, "fewer denials than reached before");
         assert!(
-            f.asked_but_denied.saturating_sub(ASKED_BUT_DENIED) == 0,
+            f.denied_questions.saturating_sub(DENIED_QUESTIONS) == 0,
             "more lines to ask about are denied than before"
         );
         assert!(f.slowest.1 <= TIME_BOUND, "a line took {:?}", f.slowest);
@@ -237,7 +237,7 @@ fn check_misses(rows: &str) {
 }
 
 /// Where a home and a workspace may lie.
-const PLACES: &[(&str, &str)] = &[
+const CONTEXT_PATHS: &[(&str, &str)] = &[
     ("/root", "/root/proj"),
     ("/root", "/root/work/a/proj"),
     ("/root", "/srv/proj"),
@@ -261,8 +261,8 @@ const PLACES: &[(&str, &str)] = &[
 #[test]
 fn the_tier_does_not_depend_on_where_the_workspace_lies() {
     let usual = context(true);
-    let places: Vec<CommandContext> =
-        PLACES.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
+    let contexts: Vec<CommandContext> =
+        CONTEXT_PATHS.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
     let mut differ = String::new();
     for case in cases() {
         let text = String::from_utf8_lossy(&case.command);
@@ -271,7 +271,7 @@ fn the_tier_does_not_depend_on_where_the_workspace_lies() {
             continue;
         }
         let expected = assess_script(&case.command, &usual).tier;
-        for ((home, workspace), place) in PLACES.iter().zip(&places) {
+        for ((home, workspace), place) in CONTEXT_PATHS.iter().zip(&contexts) {
             let actual = assess_script(&case.command, place).tier;
             if expected != actual {
                 let _ = writeln!(differ, "{workspace} {home} {} {expected:?} {actual:?} {text:.60?}", case.id);

@@ -136,8 +136,8 @@ proptest! {
         let table = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cases/commands.tsv")).unwrap();
         let lines: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split('\t').nth(1)).collect();
         let mut script = pick.get(&lines).as_bytes().to_vec();
-        for (place, edit, byte) in edits {
-            let at = place.index(script.len() + 1);
+        for (position, edit, byte) in edits {
+            let at = position.index(script.len() + 1);
             match edit {
                 0 => script.insert(at, byte),
                 1 if at < script.len() => script[at] = byte,

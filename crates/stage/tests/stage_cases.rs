@@ -355,8 +355,8 @@ fn the_kinds_are_printed() {
 
 #[test]
 fn thousands_of_files_are_committed_with_progress() {
-    struct Told(Vec<(usize, usize)>);
-    impl stockade_stage::CommitObserver for Told {
+    struct RecordedProgress(Vec<(usize, usize)>);
+    impl stockade_stage::CommitObserver for RecordedProgress {
         fn on_progress(&mut self, done: usize, total: usize) {
             self.0.push((done, total));
         }
@@ -375,7 +375,7 @@ fn thousands_of_files_are_committed_with_progress() {
             std::fs::write(upper.join(format!("d{directory}/f{file}")), "x").unwrap();
         }
     }
-    let mut progress = Told(Vec::new());
+    let mut progress = RecordedProgress(Vec::new());
     let committed =
         scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut progress).unwrap();
     assert_eq!((committed.paths.len(), committed.is_gone), (100 * each + 100, true));

@@ -36,14 +36,14 @@ impl CutOff {
         let id = stage.id().clone();
         drop(stage);
         let cut_off = Self { scene, id };
-        std::fs::create_dir(cut_off.place("depot")).unwrap();
+        std::fs::create_dir(cut_off.directory("depot")).unwrap();
         for slot in 0..SLOTS {
-            std::fs::write(cut_off.place(&format!("depot/{slot}")), "new").unwrap();
+            std::fs::write(cut_off.directory(&format!("depot/{slot}")), "new").unwrap();
         }
         cut_off
     }
 
-    fn place(&self, name: &str) -> PathBuf {
+    fn directory(&self, name: &str) -> PathBuf {
         self.scene.root.join("stages").join(self.id.as_str()).join(name)
     }
 
@@ -51,7 +51,7 @@ impl CutOff {
     fn recover(&self, name: &str, journal: &[u8]) -> Result<Vec<RecoveryResult>, StageCommitError> {
         let outside = || picture(&self.scene.root.join("outside"), i64::MAX);
         let before = outside();
-        std::fs::write(self.place(name), journal).unwrap();
+        std::fs::write(self.directory(name), journal).unwrap();
         let recovered = recover_all(&self.scene.stages(), None);
         assert_same(&before, &outside(), "outside of the workspace");
         recovered
@@ -90,7 +90,7 @@ fn a_malformed_journal_is_reported_and_nothing_is_done() {
         let failed = cut_off.recover(name, &journal).expect_err("it is no journal").to_string();
         assert!(failed.contains("journal"), "{failed}");
         assert_same(&before, &cut_off.scene.picture(), "the workspace");
-        assert!(cut_off.place("upper").is_dir(), "what is staged is still there");
+        assert!(cut_off.directory("upper").is_dir(), "what is staged is still there");
     });
 }
 
@@ -150,7 +150,7 @@ fn step(cut_off: &CutOff, (path, kind, slot, fits, replaces, number): (String, u
     match (kind, mark) {
         (0, Some(mark)) => json!({"remove": {"path": path, "slot": slot, "old": mark}}),
         (1, mark) => {
-            let new = inode(cut_off.place(&format!("depot/{slot}")));
+            let new = inode(cut_off.directory(&format!("depot/{slot}")));
             json!({"put": {"path": path, "slot": slot, "new": new, "old": if replaces { mark } else { None }}})
         }
         (2, _) => json!({"attributes": {"path": path, "inode": inode(here), "before": settings, "after": settings}}),

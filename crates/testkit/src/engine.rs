@@ -61,7 +61,7 @@ done
 /// Engine that runs as root, and ends when its value is dropped or this process ends.
 pub struct ContainerEngine {
     kind: EngineKind,
-    place: PathBuf,
+    engine_directory: PathBuf,
     overseer: Child,
 }
 
@@ -70,37 +70,37 @@ impl ContainerEngine {
     ///
     /// # Errors
     /// An error if it is not installed, or does not answer in time.
-    pub fn start(kind: EngineKind, place: &Path) -> Result<Self> {
-        Self::start_with(kind, place, &[])
+    pub fn start(kind: EngineKind, engine_directory: &Path) -> Result<Self> {
+        Self::start_with(kind, engine_directory, &[])
     }
 
     /// Does the same with these variables in the engine's environment.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
-    pub fn start_with(kind: EngineKind, place: &Path, environment: &[(&str, &OsStr)]) -> Result<Self> {
-        fs::create_dir(place).with_context(|| format!("making {}", place.display()))?;
-        let place = place.canonicalize()?;
+    pub fn start_with(kind: EngineKind, engine_directory: &Path, environment: &[(&str, &OsStr)]) -> Result<Self> {
+        fs::create_dir(engine_directory).with_context(|| format!("making {}", engine_directory.display()))?;
+        let engine_directory = engine_directory.canonicalize()?;
         let group = format!("stockade-engine-{}", std::process::id());
         let (words, clear) = match kind {
-            EngineKind::Docker => docker_commands(&place, &group)?,
-            EngineKind::Podman => podman_commands(&place),
+            EngineKind::Docker => docker_commands(&engine_directory, &group)?,
+            EngineKind::Podman => podman_commands(&engine_directory),
         };
         ensure!(find_program(&words[0]).is_some(), "{} is not installed", words[0]);
         let mut overseer = Command::new("/bin/sh");
-        overseer.args(["-c", SUPERVISOR_SCRIPT, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
+        overseer.args(["-c", SUPERVISOR_SCRIPT, "overseer"]).arg(&engine_directory).args([&group, &clear]).args(&words);
         overseer
             .env("PATH", SEARCH_PATH)
-            .env("CONTAINERS_REGISTRIES_CONF", write_registries(&place)?)
+            .env("CONTAINERS_REGISTRIES_CONF", write_registries(&engine_directory)?)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0);
         // Files that container monitors leave in their working directory are removed with it.
-        overseer.current_dir(&place);
+        overseer.current_dir(&engine_directory);
         let overseer = overseer.spawn().context("starting the engine's supervisor")?;
-        let mut engine = Self { kind, place, overseer };
+        let mut engine = Self { kind, engine_directory, overseer };
         engine.wait_until_ready()?;
         Ok(engine)
     }
@@ -110,7 +110,7 @@ impl ContainerEngine {
     /// # Errors
     /// An error if it does not answer in time.
     pub fn kill_and_restart(&mut self) -> Result<()> {
-        let again = self.place.join("again");
+        let again = self.engine_directory.join("again");
         let input = self.overseer.stdin.as_mut().context("its supervisor has exited")?;
         input.write_all(b"again\n").context("sending a command to the supervisor")?;
         let give_up = Instant::now() + ANSWER_TIMEOUT * slowness_factor();
@@ -123,14 +123,14 @@ impl ContainerEngine {
 
     /// Returns the path of its socket.
     pub fn socket_path(&self) -> PathBuf {
-        self.place.join("socket")
+        self.engine_directory.join("socket")
     }
 
     /// Returns the start of its own command line, which selects this engine.
     pub fn client_words(&self) -> Vec<String> {
         match self.kind {
-            EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), socket_address(&self.place)],
-            EngineKind::Podman => podman_words(&self.place),
+            EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), socket_address(&self.engine_directory)],
+            EngineKind::Podman => podman_words(&self.engine_directory),
         }
     }
 
@@ -162,7 +162,7 @@ impl ContainerEngine {
     fn wait_until_ready(&mut self) -> Result<()> {
         let give_up = Instant::now() + ANSWER_TIMEOUT * slowness_factor();
         while !(self.socket_path().exists() && self.run_client(&["info"]).is_ok()) {
-            let log = || fs::read_to_string(self.place.join("log")).unwrap_or_default();
+            let log = || fs::read_to_string(self.engine_directory.join("log")).unwrap_or_default();
             if Instant::now() > give_up {
                 bail!("the engine does not answer:\n{}", log());
             }
@@ -186,13 +186,13 @@ fn find_program(program: &str) -> Option<PathBuf> {
     SEARCH_PATH.split(':').map(|directory| Path::new(directory).join(program)).find(|path| path.exists())
 }
 
-fn socket_address(place: &Path) -> String {
-    format!("unix://{}", place.join("socket").display())
+fn socket_address(engine_directory: &Path) -> String {
+    format!("unix://{}", engine_directory.join("socket").display())
 }
 
 /// Returns the engine's command, and the command that removes its containers.
-fn docker_commands(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
-    let at = |name: &str| place.join(name).display().to_string();
+fn docker_commands(engine_directory: &Path, group: &str) -> Result<(Vec<String>, String)> {
+    let at = |name: &str| engine_directory.join(name).display().to_string();
     // gVisor without the machine's own network, virtualisation or control groups.
     let runtimes = match find_program("runsc") {
         Some(path) => format!(
@@ -201,32 +201,33 @@ fn docker_commands(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
         ),
         None => "{}".to_owned(),
     };
-    fs::write(place.join("config.json"), runtimes)?;
+    fs::write(engine_directory.join("config.json"), runtimes)?;
     let words =
         ["dockerd", "--config-file", &at("config.json"), "--data-root", &at("data"), "--exec-root", &at("exec")];
-    let more = ["--pidfile", &at("pid"), "-H", &socket_address(place), "--cgroup-parent", &format!("/{group}")];
+    let more =
+        ["--pidfile", &at("pid"), "-H", &socket_address(engine_directory), "--cgroup-parent", &format!("/{group}")];
     let network = ["--bridge=none", "--iptables=false", "--ip6tables=false"];
     let words = words.into_iter().chain(more).chain(network).map(str::to_owned).collect();
-    let client = format!("docker -H {}", socket_address(place));
+    let client = format!("docker -H {}", socket_address(engine_directory));
     Ok((words, format!("{client} ps -aq | xargs -r {client} rm -f")))
 }
 
-fn podman_commands(place: &Path) -> (Vec<String>, String) {
-    let mut words = podman_words(place);
+fn podman_commands(engine_directory: &Path) -> (Vec<String>, String) {
+    let mut words = podman_words(engine_directory);
     let clear = format!("{} rm --all --force --time 0", words.join(" "));
-    words.extend(["system", "service", "--time", "0", &socket_address(place)].map(str::to_owned));
+    words.extend(["system", "service", "--time", "0", &socket_address(engine_directory)].map(str::to_owned));
     (words, clear)
 }
 
 /// Makes Podman accept registries of the loopback without TLS, as Docker does.
-fn write_registries(place: &Path) -> Result<PathBuf> {
-    let path = place.join("registries.conf");
+fn write_registries(engine_directory: &Path) -> Result<PathBuf> {
+    let path = engine_directory.join("registries.conf");
     fs::write(&path, "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n")?;
     Ok(path)
 }
 
-fn podman_words(place: &Path) -> Vec<String> {
-    let at = |name: &str| place.join(name).display().to_string();
+fn podman_words(engine_directory: &Path) -> Vec<String> {
+    let at = |name: &str| engine_directory.join(name).display().to_string();
     let words = ["podman", "--root", &at("data"), "--runroot", &at("run"), "--tmpdir", &at("tmp")];
     let more = ["--cgroup-manager", "cgroupfs", "--runtime", "runc", "--events-backend", "none"];
     words.into_iter().chain(more).map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! What a command finds out about its walls, beside what it found when it was last
+//! What a command finds out about its isolation, compared with what it found when it was last
 //! looked at.
 
 use std::fs;
@@ -25,7 +25,7 @@ fn the_namespaces_are_the_committed_ones(bench: &Bench) -> Verdict {
     let names = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
     let host =
         names.map(|name| format!("{name}={}", fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display()));
-    let seen = bench.place().run_plan(&command(&["python3", "-c", PROBE, &host.join(",")])).ok();
+    let seen = bench.test_sandbox().run_plan(&command(&["python3", "-c", PROBE, &host.join(",")])).ok();
     let name = bench.kind;
     let committed = COMMITTED.iter().find(|(kind, _)| *kind == name).map(|(_, text)| *text);
     let committed = committed.unwrap_or_else(|| panic!("nothing was committed of {name}:\n{seen}"));

@@ -13,7 +13,7 @@ use std::time::Duration;
 use stockade_backend_api::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{BackgroundPolicy, SandboxId};
 
-use crate::bench::{Bench, CAPTURE, Declared, Going, Place, event_timeout, inside, wait_until};
+use crate::bench::{Bench, CAPTURE, Declared, RunningCommand, TestSandbox, event_timeout, inside, wait_until};
 use crate::{Verdict, sleepers};
 
 super::cases! { "killed": fifty_sandboxes_are_found_again_or_removed_at_an_early_moment, fifty_sandboxes_are_found_again_or_removed_while_all_work,
@@ -45,12 +45,12 @@ fn fill_some(bench: &Bench, plans: &[SandboxPlan], next: &AtomicUsize) {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let Some(plan) = plans.get(number) else { break };
         println!("begun {number} {}", plan.id);
-        let place = bench.make_of(plan.clone()).unwrap();
-        let going = place.start(WORK);
+        let test_sandbox = bench.make_of(plan.clone()).unwrap();
+        let running = test_sandbox.start(WORK);
         // The file is there before what is written to it.
-        wait_until("said", || fs::read(place.work("said")).is_ok_and(|read_text| read_text.ends_with(b"\n")));
+        wait_until("said", || fs::read(test_sandbox.work("said")).is_ok_and(|read_text| read_text.ends_with(b"\n")));
         println!("works {number} {}", plan.id);
-        all.push((place, going));
+        all.push((test_sandbox, running));
     }
     thread::sleep(Duration::from_secs(1000));
 }
@@ -110,7 +110,7 @@ fn check_some(bench: &Bench, begun: &[Begun], next: &AtomicUsize) -> Option<Sand
     let mut gone_error = None;
     while let Some(Begun { number, id, works }) = begun.get(next.fetch_add(1, Ordering::Relaxed)) {
         match bench.adopt(bench.planned(*number, id.clone())) {
-            Ok(place) => whole(&place, *works),
+            Ok(test_sandbox) => whole(&test_sandbox, *works),
             Err(error @ SandboxError::Gone(_)) if !(*works && bench.capabilities().adopts) => gone_error = Some(error),
             Err(error) => panic!("{id}, which works: {works}: {error:?}"),
         }
@@ -120,14 +120,14 @@ fn check_some(bench: &Bench, begun: &[Begun], next: &AtomicUsize) -> Option<Sand
 }
 
 /// Nothing of what it said is lost, and it can be used and ended.
-fn whole(place: &Place, works: bool) {
+fn whole(test_sandbox: &TestSandbox, works: bool) {
     if works {
-        let read_text = place.read_text("said");
+        let read_text = test_sandbox.read_text("said");
         let numbers: Vec<usize> = read_text.lines().map(|line| line.parse().unwrap()).collect();
         assert!(!numbers.is_empty() && numbers.iter().enumerate().all(|(at, number)| *number == at + 1), "{read_text}");
-        assert_eq!(place.prints("echo found"), "found\n");
+        assert_eq!(test_sandbox.prints("echo found"), "found\n");
     }
-    place.sandbox().destroy().unwrap();
+    test_sandbox.sandbox().destroy().unwrap();
 }
 
 fn fifty_sandboxes_are_found_again_or_removed_at_an_early_moment(bench: &Bench) -> Verdict {
@@ -141,43 +141,45 @@ fn fifty_sandboxes_are_found_again_or_removed_while_all_work(bench: &Bench) -> V
 /// Whatever a command does to what serves it, its end is told, and with that nothing of
 /// it goes on: its sandbox can be used, or is told as lost.
 fn check_end_reported(bench: &Bench, attack: &str) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let sleep_command = format!("sleep {}", sleepers::mark(1));
-    let end = attacked(&place, &format!("(setsid {sleep_command} &); {attack}; echo $? > done; sleep 1; exit 7"))
-        .end()
-        .end
-        .end;
-    is_over(bench, &place, &end, &sleep_command);
+    let end =
+        attacked(&test_sandbox, &format!("(setsid {sleep_command} &); {attack}; echo $? > done; sleep 1; exit 7"))
+            .end()
+            .end
+            .end;
+    is_over(bench, &test_sandbox, &end, &sleep_command);
     Ok(())
 }
 
 /// Begins an attack once it is known that its command began: one that is faster than that
 /// news ends the waiting for it instead.
-fn attacked(place: &Place, attack: &str) -> Going {
-    let going = place.start(&format!("until [ -e go ]; do sleep 0.1; done; {attack}"));
-    fs::write(place.work("go"), "").unwrap();
-    going
+fn attacked(test_sandbox: &TestSandbox, attack: &str) -> RunningCommand {
+    let running = test_sandbox.start(&format!("until [ -e go ]; do sleep 0.1; done; {attack}"));
+    fs::write(test_sandbox.work("go"), "").unwrap();
+    running
 }
 
 /// The same of one that nobody but who kills it can bring to an end.
 fn is_over_when_killed(bench: &Bench, attack: &str) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let sleep_command = format!("sleep {}", sleepers::mark(1));
-    let going = attacked(&place, &format!("(setsid {sleep_command} &); echo > there; {attack}; exec sleep 1000"));
-    place.wait_for("there");
-    going.attempt.kill_processes();
-    let end = going.let_go().end;
-    is_over(bench, &place, &end, &sleep_command);
+    let running =
+        attacked(&test_sandbox, &format!("(setsid {sleep_command} &); echo > there; {attack}; exec sleep 1000"));
+    test_sandbox.wait_for("there");
+    running.attempt.kill_processes();
+    let end = running.let_go().end;
+    is_over(bench, &test_sandbox, &end, &sleep_command);
     Ok(())
 }
 
-fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, sleep_command: &str) {
+fn is_over(bench: &Bench, test_sandbox: &TestSandbox, end: &CommandEnd, sleep_command: &str) {
     let is_lost = matches!(end, CommandEnd::Lost(_));
     assert!(is_lost || matches!(end, CommandEnd::Exited(7) | CommandEnd::Signaled(9)), "{end:?}");
-    match place.try_begin(&inside("echo; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), CAPTURE, false) {
+    match test_sandbox.try_begin(&inside("echo; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), CAPTURE, false) {
         Ok(listing) => {
             let listed = listing.end().ok();
-            let may_be_left = place.plan.background == BackgroundPolicy::Keep;
+            let may_be_left = test_sandbox.plan.background == BackgroundPolicy::Keep;
             assert!(
                 listed.contains("cmdline") && (may_be_left || !listed.contains(sleep_command)),
                 "{end:?}: {listed}"
@@ -185,12 +187,15 @@ fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, sleep_command: &str) 
         }
         Err(_) => {
             assert!(is_lost, "{end:?}");
-            assert!(matches!(place.event_stream.recv_timeout(event_timeout()), Ok(SandboxEvent::Lost(_))), "{end:?}");
-            let adopted = bench.adopt(place.plan.clone());
+            assert!(
+                matches!(test_sandbox.event_stream.recv_timeout(event_timeout()), Ok(SandboxEvent::Lost(_))),
+                "{end:?}"
+            );
+            let adopted = bench.adopt(test_sandbox.plan.clone());
             assert!(matches!(adopted, Err(SandboxError::Gone(_))), "{end:?}: {:?}", adopted.err());
         }
     }
-    place.sandbox().destroy().unwrap();
+    test_sandbox.sandbox().destroy().unwrap();
 }
 
 fn a_process_that_kills_the_init_is_reported(bench: &Bench) -> Verdict {

@@ -1,6 +1,5 @@
 //! What is demanded of every sandbox that lasts, area by area.
 
-mod apart;
 mod background;
 mod denials;
 mod ends;
@@ -14,13 +13,14 @@ mod lasting;
 mod limits;
 mod network;
 mod pausing;
-mod places;
 mod requests;
+mod separation;
 mod stdin;
 mod streams;
 mod terminal;
 mod unsupported;
 mod users;
+mod working_directories;
 
 use crate::Case;
 
@@ -42,7 +42,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         terminal::CASES,
         ends::CASES,
         environment::CASES,
-        places::CASES,
+        working_directories::CASES,
         users::CASES,
         files::CASES,
         limits::CASES,
@@ -52,7 +52,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         background::CASES,
         pausing::CASES,
         lasting::CASES,
-        apart::CASES,
+        separation::CASES,
         requests::CASES,
         unsupported::CASES,
         introspection::CASES,

@@ -6,7 +6,7 @@ use stockade_backend_api::{CommandEnd, HeldAnswer};
 use stockade_model::{AttemptPlan, ConnectionEnd};
 
 use crate::Verdict;
-use crate::bench::{Bench, Place, Ran, grant, python};
+use crate::bench::{Bench, Ran, TestSandbox, grant, python};
 use crate::server::{Server, no_address, own_address};
 
 super::cases! { "network":
@@ -37,11 +37,11 @@ fn granted(mut plan: AttemptPlan, grant_text: &str) -> AttemptPlan {
 }
 
 /// A sandbox whose commands can reach out, and somebody to be reached.
-fn reaching(bench: &Bench) -> Result<(Place, Server, String), crate::bench::Declared> {
-    let place = bench.place();
-    place.require_proxy()?;
+fn reaching(bench: &Bench) -> Result<(TestSandbox, Server, String), crate::bench::Declared> {
+    let test_sandbox = bench.test_sandbox();
+    test_sandbox.require_proxy()?;
     let (server, target) = bench.outside()?;
-    Ok((place, server, target))
+    Ok((test_sandbox, server, target))
 }
 
 #[track_caller]
@@ -51,29 +51,32 @@ fn not_reached(ran: &Ran, server: &Server) {
 }
 
 fn there_is_a_loopback_of_its_own(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let serve = "import os, socket
 s = socket.socket(); s.bind(('127.0.0.1', 8080)); s.listen()
 open('ready', 'w')
 for _ in range(2): s.accept()[0].sendall(b'of its own\\n')";
-    let server = place.begin(&python(serve), crate::bench::CAPTURE);
-    place.wait_for("ready");
-    assert_eq!(place.run_plan(&dial("127.0.0.1:8080")).ok(), "of its own\n");
-    assert_eq!(place.run_plan(&dial("localhost:8080")).ok(), "of its own\n");
+    let server = test_sandbox.begin(&python(serve), crate::bench::CAPTURE);
+    test_sandbox.wait_for("ready");
+    assert_eq!(test_sandbox.run_plan(&dial("127.0.0.1:8080")).ok(), "of its own\n");
+    assert_eq!(test_sandbox.run_plan(&dial("localhost:8080")).ok(), "of its own\n");
     server.end().ok();
     Ok(())
 }
 
 fn no_address_of_the_host_is_there(bench: &Bench) -> Verdict {
-    assert_eq!(bench.place().prints("ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tr -d ' '"), "lo\n");
+    assert_eq!(
+        bench.test_sandbox().prints("ls /sys/class/net 2>/dev/null || cut -d: -sf1 /proc/net/dev | tr -d ' '"),
+        "lo\n"
+    );
     Ok(())
 }
 
 fn the_hosts_loopback_is_not_reached(bench: &Bench) -> Verdict {
     let server = Server::new();
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let target = format!("127.0.0.1:{}", server.port());
-    let ran = place.run_plan(&dial(&target));
+    let ran = test_sandbox.run_plan(&dial(&target));
     // Nobody listens on the loopback inside. Where that would be the host's, it is refused and told.
     let denial_lines = ran.denied();
     let expected = if denial_lines.is_empty() { "ECONNREFUSED\n" } else { "EACCES\n" };
@@ -87,10 +90,10 @@ fn the_hosts_loopback_is_not_reached(bench: &Bench) -> Verdict {
 }
 
 fn no_host_is_reached_without_a_grant(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let server = Server::new();
     for target in [format!("server.test:{}", server.port()), "203.0.113.7:80".to_owned(), "2001:db8::7:80".to_owned()] {
-        let ran = place.run_plan(&dial(&target));
+        let ran = test_sandbox.run_plan(&dial(&target));
         assert!(!["hello\n", "silence\n"].contains(&ran.ok().as_str()), "{ran:?}");
     }
     server.require_unreached();
@@ -98,16 +101,16 @@ fn no_host_is_reached_without_a_grant(bench: &Bench) -> Verdict {
 }
 
 fn a_granted_host_is_reached(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
-    assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "hello\n");
+    let (test_sandbox, server, target) = reaching(bench)?;
+    assert_eq!(test_sandbox.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "hello\n");
     assert_eq!(server.reached(), 1);
     Ok(())
 }
 
 fn a_host_granted_at_another_port_is_not_reached(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
+    let (test_sandbox, server, target) = reaching(bench)?;
     not_reached(
-        &place
+        &test_sandbox
             .run_plan(&granted(dial(&target), &format!("connect {}:1", target.split(':').next().unwrap_or_default()))),
         &server,
     );
@@ -115,17 +118,17 @@ fn a_host_granted_at_another_port_is_not_reached(bench: &Bench) -> Verdict {
 }
 
 fn a_grant_is_for_its_command_alone(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
-    place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok();
-    assert_ne!(place.run_plan(&dial(&target)).stdout(), "hello\n");
+    let (test_sandbox, server, target) = reaching(bench)?;
+    test_sandbox.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok();
+    assert_ne!(test_sandbox.run_plan(&dial(&target)).stdout(), "hello\n");
     assert_eq!(server.reached(), 1);
     Ok(())
 }
 
 fn a_refusal_is_exact(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
-    place.require_exact()?;
-    let ran = place.run_plan(&dial(&target));
+    let (test_sandbox, server, target) = reaching(bench)?;
+    test_sandbox.require_exact()?;
+    let ran = test_sandbox.run_plan(&dial(&target));
     let mut denied = ran.denied();
     // Each of its addresses may be tried.
     denied.dedup();
@@ -135,37 +138,37 @@ fn a_refusal_is_exact(bench: &Bench) -> Verdict {
 }
 
 fn a_deny_rule_outweighs_a_grant(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
+    let (test_sandbox, server, target) = reaching(bench)?;
     let mut plan = granted(dial(&target), &format!("connect {target}"));
     plan.profile.egress.deny = vec![target.parse().unwrap()];
-    not_reached(&place.run_plan(&plan), &server);
+    not_reached(&test_sandbox.run_plan(&plan), &server);
     Ok(())
 }
 
 fn an_address_is_reached_by_its_grant(bench: &Bench) -> Verdict {
-    let (place, server, _) = reaching(bench)?;
+    let (test_sandbox, server, _) = reaching(bench)?;
     // Not its own loopback: another address of this machine.
     let address = own_address().ok_or_else(no_address)?;
     let listener = std::net::TcpListener::bind((address, 0)).unwrap();
     let target = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || listener.accept().map(|(mut s, _)| std::io::Write::write_all(&mut s, b"by address\n")));
-    assert_ne!(place.run_plan(&dial(&target)).stdout(), "by address\n");
-    assert_eq!(place.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "by address\n");
+    assert_ne!(test_sandbox.run_plan(&dial(&target)).stdout(), "by address\n");
+    assert_eq!(test_sandbox.run_plan(&granted(dial(&target), &format!("connect {target}"))).ok(), "by address\n");
     server.require_unreached();
     Ok(())
 }
 
 fn an_unknown_name_has_no_address(bench: &Bench) -> Verdict {
-    let (place, _, _) = reaching(bench)?;
-    let ran = place.run_plan(&granted(dial("nobody.test:80"), "connect nobody.test:80"));
+    let (test_sandbox, _, _) = reaching(bench)?;
+    let ran = test_sandbox.run_plan(&granted(dial("nobody.test:80"), "connect nobody.test:80"));
     assert_ne!(ran.stdout(), "hello\n");
     assert!(ran.connections.iter().all(|record| record.end != ConnectionEnd::Closed), "{ran:?}");
     Ok(())
 }
 
 fn a_connection_is_recorded(bench: &Bench) -> Verdict {
-    let (place, _server, target) = reaching(bench)?;
-    let ran = place.run_plan(&granted(dial(&target), &format!("connect {target}")));
+    let (test_sandbox, _server, target) = reaching(bench)?;
+    let ran = test_sandbox.run_plan(&granted(dial(&target), &format!("connect {target}")));
     let [record] = &ran.connections[..] else { panic!("{:?}", ran.connections) };
     assert_eq!((record.target.to_string(), record.bytes_down), (target.clone(), 6));
     // Its program ends with it: either may be seen first.
@@ -175,7 +178,7 @@ fn a_connection_is_recorded(bench: &Bench) -> Verdict {
 }
 
 fn eight_megabytes_go_both_ways(bench: &Bench) -> Verdict {
-    let (place, _server, target) = reaching(bench)?;
+    let (test_sandbox, _server, target) = reaching(bench)?;
     let (host, port) = target.split_once(':').unwrap();
     let echo = format!(
         "import socket, threading, hashlib, os
@@ -183,19 +186,19 @@ s = socket.create_connection(('{host}', {port})); assert s.recv(6, socket.MSG_WA
 sent = os.urandom(8 << 20); threading.Thread(target=lambda: s.sendall(sent)).start()
 print(s.recv(8 << 20, socket.MSG_WAITALL) == sent)"
     );
-    let ran = place.run_plan(&granted(python(&echo), &format!("connect {target}")));
+    let ran = test_sandbox.run_plan(&granted(python(&echo), &format!("connect {target}")));
     assert_eq!(ran.ok(), "True\n");
     Ok(())
 }
 
 fn ten_connections_at_once(bench: &Bench) -> Verdict {
-    let (place, server, target) = reaching(bench)?;
+    let (test_sandbox, server, target) = reaching(bench)?;
     let (host, port) = target.split_once(':').unwrap();
     let many = format!(
         "import socket; all = [socket.create_connection(('{host}', {port})) for _ in range(10)]
 print([s.recv(6) for s in all].count(b'hello\\n'))"
     );
-    assert_eq!(place.run_plan(&granted(python(&many), &format!("connect {target}"))).ok(), "10\n");
+    assert_eq!(test_sandbox.run_plan(&granted(python(&many), &format!("connect {target}"))).ok(), "10\n");
     assert_eq!(server.reached(), 10);
     Ok(())
 }
@@ -206,14 +209,14 @@ fn answer_held_connect(
     bench: &Bench,
     answer: impl FnOnce(&stockade_model::Denial) -> HeldAnswer,
 ) -> Result<(Ran, Server), crate::bench::Declared> {
-    let (place, server, target) = reaching(bench)?;
-    super::holds::demand(bench, &place)?;
-    let mut going = place.try_begin(&dial(&target), crate::bench::CAPTURE, true).unwrap();
-    let question = going.question();
+    let (test_sandbox, server, target) = reaching(bench)?;
+    super::holds::require_held_calls(bench, &test_sandbox)?;
+    let mut running = test_sandbox.try_begin(&dial(&target), crate::bench::CAPTURE, true).unwrap();
+    let question = running.question();
     assert_eq!(question.denial.grant, Some(grant(&format!("connect {target}"))));
     assert_eq!(server.reached(), 0);
-    going.answer(&question, answer(&question.denial));
-    Ok((going.end(), server))
+    running.answer(&question, answer(&question.denial));
+    Ok((running.end(), server))
 }
 
 fn a_held_connect_continues(bench: &Bench) -> Verdict {
@@ -230,7 +233,7 @@ fn a_held_connect_is_refused(bench: &Bench) -> Verdict {
 }
 
 fn datagrams_lead_nowhere(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let outside = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     outside.set_nonblocking(true).unwrap();
     let port = outside.local_addr().unwrap().port();
@@ -240,7 +243,7 @@ for to in ('127.0.0.1', '203.0.113.7'):
   try: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', (to, {port}))
   except OSError: pass"
     );
-    place.python(&send).ok();
+    test_sandbox.python(&send).ok();
     assert!(outside.recv(&mut [0]).is_err(), "a datagram came out");
     std::net::UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"x", ("127.0.0.1", port)).unwrap();
     crate::bench::wait_until("the control arrives", || outside.recv(&mut [0]).is_ok());
@@ -252,13 +255,13 @@ fn raw_sockets_are_refused(bench: &Bench) -> Verdict {
 for family, kind in ((socket.AF_INET, socket.SOCK_RAW), (socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_VSOCK, socket.SOCK_STREAM)):
   try: socket.socket(family, kind, socket.IPPROTO_ICMP if family == socket.AF_INET else 0).connect((1, 1) if family == socket.AF_VSOCK else ('127.0.0.1', 1)); print('had', family)
   except Exception: print('refused')";
-    assert_eq!(bench.place().python(tries).ok(), "refused\n".repeat(3));
+    assert_eq!(bench.test_sandbox().python(tries).ok(), "refused\n".repeat(3));
     Ok(())
 }
 
 fn the_hosts_sockets_are_not_reached(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let host = UnixListener::bind(place.work("host")).unwrap();
+    let test_sandbox = bench.test_sandbox();
+    let host = UnixListener::bind(test_sandbox.work("host")).unwrap();
     host.set_nonblocking(true).unwrap();
     let name = format!("stockade-{}", std::process::id());
     let address =
@@ -271,7 +274,7 @@ for name in ('/workspace/host', '\\0{name}', '/run/docker.sock', '/run/dbus/syst
   try: socket.socket(socket.AF_UNIX).connect(name); print('reached', name)
   except OSError: print('refused')"
     );
-    assert_eq!(place.python(&knock).ok(), "refused\n".repeat(4));
+    assert_eq!(test_sandbox.python(&knock).ok(), "refused\n".repeat(4));
     assert!(host.accept().is_err() && hidden.accept().is_err());
     Ok(())
 }
@@ -280,20 +283,20 @@ fn its_interfaces_cannot_be_changed(bench: &Bench) -> Verdict {
     let change = "import socket, fcntl, struct
 try: fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh', b'lo', 0)); print('changed')
 except OSError: print('refused')";
-    assert_eq!(bench.place().python(change).ok(), "refused\n");
+    assert_eq!(bench.test_sandbox().python(change).ok(), "refused\n");
     Ok(())
 }
 
 fn a_server_inside_is_not_reached_from_the_host(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let serve = "import socket, time, os
 s = socket.socket(); s.bind(('', 0)); s.listen(); open('port.new', 'w').write(str(s.getsockname()[1])); os.rename('port.new', 'port')
 time.sleep(1000)";
-    let going = place.begin(&python(serve), crate::bench::CAPTURE);
-    place.wait_for("port");
-    let port: u16 = place.read_text("port").parse().unwrap();
+    let running = test_sandbox.begin(&python(serve), crate::bench::CAPTURE);
+    test_sandbox.wait_for("port");
+    let port: u16 = test_sandbox.read_text("port").parse().unwrap();
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
-    going.attempt.kill_processes();
-    going.end().ended(CommandEnd::Signaled(9));
+    running.attempt.kill_processes();
+    running.end().ended(CommandEnd::Signaled(9));
     Ok(())
 }

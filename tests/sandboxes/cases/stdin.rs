@@ -6,7 +6,7 @@ use std::thread;
 use stockade_backend_api::{CommandEnd, StdioMode};
 
 use crate::Verdict;
-use crate::bench::{Bench, Going, inside};
+use crate::bench::{Bench, RunningCommand, inside};
 use crate::streams::{Pipes, let_go};
 
 super::cases! { "stdin":
@@ -17,24 +17,24 @@ super::cases! { "stdin":
 
 /// Begins a script with pipes for its streams.
 #[track_caller]
-fn spoken_to(place: &crate::bench::Place, script: &str) -> (Going, Pipes) {
+fn start_with_input(test_sandbox: &crate::bench::TestSandbox, script: &str) -> (RunningCommand, Pipes) {
     let pipes = Pipes::new();
-    let going = place.begin(&inside(script), StdioMode::Inherit);
+    let running = test_sandbox.begin(&inside(script), StdioMode::Inherit);
     let_go();
-    (going, pipes)
+    (running, pipes)
 }
 
 /// What a script prints that is told this and no more.
 #[track_caller]
 fn answer(bench: &Bench, script: &str, input: &[u8]) -> Vec<u8> {
-    let place = bench.place();
-    let (going, Pipes { mut stdin, stdout, .. }) = spoken_to(&place, script);
+    let test_sandbox = bench.test_sandbox();
+    let (running, Pipes { mut stdin, stdout, .. }) = start_with_input(&test_sandbox, script);
     let input = input.to_owned();
     // A reader that ends early is a case of its own.
     let writer = thread::spawn(move || drop(stdin.write_all(&input)));
     let output = stdout.whole();
     writer.join().unwrap();
-    going.end().ended(CommandEnd::Exited(0));
+    running.end().ended(CommandEnd::Exited(0));
     output
 }
 
@@ -50,41 +50,42 @@ fn bytes_are_read(bench: &Bench) -> Verdict {
 }
 
 fn no_input_is_an_end(bench: &Bench) -> Verdict {
-    assert_eq!(bench.place().prints("cat; echo over"), "over\n");
+    assert_eq!(bench.test_sandbox().prints("cat; echo over"), "over\n");
     Ok(())
 }
 
 fn the_end_is_felt(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let (going, Pipes { stdin, stdout, .. }) = spoken_to(&place, "echo waits; cat; echo over");
+    let test_sandbox = bench.test_sandbox();
+    let (running, Pipes { stdin, stdout, .. }) = start_with_input(&test_sandbox, "echo waits; cat; echo over");
     stdout.until("waits\n");
     drop(stdin);
     assert_eq!(stdout.text(), "waits\nover\n");
-    going.end().ended(CommandEnd::Exited(0));
+    running.end().ended(CommandEnd::Exited(0));
     Ok(())
 }
 
 fn eight_megabytes_are_read(bench: &Bench) -> Verdict {
     let input: Vec<u8> = (0_u32..2 << 20).flat_map(u32::to_le_bytes).collect();
     let program = "python3 -c 'import sys, zlib; d = sys.stdin.buffer.read(); print(len(d), zlib.crc32(d))'";
-    let place = bench.place();
-    std::fs::write(place.work("same"), &input).unwrap();
-    let expected = place.prints(&format!("{program} < same"));
+    let test_sandbox = bench.test_sandbox();
+    std::fs::write(test_sandbox.work("same"), &input).unwrap();
+    let expected = test_sandbox.prints(&format!("{program} < same"));
     assert!(expected.starts_with("8388608 "));
     assert_eq!(String::from_utf8_lossy(&answer(bench, program, &input)), expected);
     Ok(())
 }
 
 fn one_line_at_a_time(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let (going, mut pipes) = spoken_to(&place, "while read line; do echo \"heard $line\"; done; echo over");
+    let test_sandbox = bench.test_sandbox();
+    let (running, mut pipes) =
+        start_with_input(&test_sandbox, "while read line; do echo \"heard $line\"; done; echo over");
     for line in ["one", "two", "three"] {
         writeln!(pipes.stdin, "{line}").unwrap();
         pipes.stdout.until(&format!("heard {line}\n"));
     }
     drop(pipes.stdin);
     pipes.stdout.until("over\n");
-    going.end().ended(CommandEnd::Exited(0));
+    running.end().ended(CommandEnd::Exited(0));
     Ok(())
 }
 
@@ -94,9 +95,9 @@ fn an_unread_stream_blocks_no_other(bench: &Bench) -> Verdict {
 }
 
 fn a_writer_without_a_reader_gets_an_error(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let (going, mut pipes) = spoken_to(&place, "true");
-    going.end().ended(CommandEnd::Exited(0));
+    let test_sandbox = bench.test_sandbox();
+    let (running, mut pipes) = start_with_input(&test_sandbox, "true");
+    running.end().ended(CommandEnd::Exited(0));
     // A relay may have taken some; it does not take all.
     crate::bench::wait_until("the writer is told", || (&pipes.stdin).write_all(&[b'x'; 4 << 10]).is_err());
     pipes.stdin.flush().unwrap();
@@ -114,6 +115,6 @@ fn messages_before_the_end_are_read(bench: &Bench) -> Verdict {
 }
 
 fn it_may_be_closed(bench: &Bench) -> Verdict {
-    assert_eq!(bench.place().prints("exec <&-; cat 2>/dev/null || echo closed"), "closed\n");
+    assert_eq!(bench.test_sandbox().prints("exec <&-; cat 2>/dev/null || echo closed"), "closed\n");
     Ok(())
 }

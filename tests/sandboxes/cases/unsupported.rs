@@ -22,7 +22,7 @@ fn refused(bench: &Bench, word: &str, change: impl FnOnce(&mut SandboxPlan)) {
 
 fn a_level_beneath_full(bench: &Bench) -> Verdict {
     match bench.make(|plan| plan.level = IsolationLevel::Restricted) {
-        Ok(place) => assert_eq!(place.prints("echo on"), "on\n"),
+        Ok(test_sandbox) => assert_eq!(test_sandbox.prints("echo on"), "on\n"),
         Err(error @ SandboxError::Unsupported { .. }) => return Err(crate::bench::Declared(error.to_string())),
         Err(error) => panic!("{error:?}"),
     }
@@ -50,14 +50,14 @@ fn a_workspace_that_is_not_there(bench: &Bench) -> Verdict {
     Ok(())
 }
 
-/// Whose walls cannot do that says so.
+/// A kind whose isolation cannot do that reports it.
 fn a_path_hidden_from_one_command(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let mut plan = inside("head -c 1 /usr/lib/os-release >/dev/null 2>&1 && echo read; true");
-    assert_eq!(place.run_plan(&plan).ok(), "read\n");
+    assert_eq!(test_sandbox.run_plan(&plan).ok(), "read\n");
     plan.profile.filesystem.hide.push("/usr/lib/os-release".into());
-    match place.try_begin(&plan, crate::bench::CAPTURE, false) {
-        Ok(going) => assert_eq!(going.end().ok(), ""),
+    match test_sandbox.try_begin(&plan, crate::bench::CAPTURE, false) {
+        Ok(running) => assert_eq!(running.end().ok(), ""),
         Err(error) => assert!(error.what.contains("/usr/lib/os-release"), "{error:?}"),
     }
     Ok(())
@@ -67,15 +67,15 @@ fn nothing_is_left_of_a_refused_upload(bench: &Bench) -> Verdict {
     for _ in 0..3 {
         refused(bench, "absent", |plan| plan.home = plan.home.join("absent"));
     }
-    assert_eq!(bench.place().prints("echo on"), "on\n");
+    assert_eq!(bench.test_sandbox().prints("echo on"), "on\n");
     Ok(())
 }
 
 fn secrets_are_refused_or_put_in(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let secret_grant = crate::bench::grant("secret token to host.test:443");
-    assert!(!place.sandbox().backend().supports_grant(&secret_grant, place.plan.level));
+    assert!(!test_sandbox.sandbox().backend().supports_grant(&secret_grant, test_sandbox.plan.level));
     let mut plan = inside("true");
     plan.grants = vec![secret_grant];
-    Err(crate::bench::Declared(place.refuses(&plan).what))
+    Err(crate::bench::Declared(test_sandbox.refuses(&plan).what))
 }

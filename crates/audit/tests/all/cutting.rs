@@ -8,7 +8,7 @@ use stockade_audit::{
     verify_audit_log, verify_with,
 };
 
-use crate::{event, holds, place, written};
+use crate::{event, holds, log_location, written};
 
 const LINES: u64 = 9;
 const DURABLE: u64 = 4;
@@ -48,7 +48,7 @@ fn is_cut(dir: &Path, anchors: &[LogAnchor], lines: u64, by: LogEndSource) {
 #[test]
 fn lines_cut_off_the_end_are_counted() {
     for lines in [1, 2, 3, 5, 7, LINES] {
-        let (_root, dir) = place();
+        let (_root, dir) = log_location();
         let anchor = ended_run(&dir);
         assert_eq!(holds(&dir, LINES).signed.unwrap().0, LINES);
         cut(&dir, lines);
@@ -68,7 +68,7 @@ fn lines_cut_off_the_end_are_counted() {
 
 #[test]
 fn a_torn_last_line_is_not_a_cut() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     ended_run(&dir);
     let whole = fs::read(log_file(&dir)).unwrap();
     fs::write(log_file(&dir), [&whole[..], b"{\"seq\":10,\"prev\":\"00"].concat()).unwrap();
@@ -82,9 +82,9 @@ fn a_torn_last_line_is_not_a_cut() {
 fn a_cut_with_the_head_rewritten_is_found() {
     // The head of another log with fewer lines, an unsigned head as an earlier version
     // wrote it, and one that is signed with a key of the attacker's.
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     ended_run(&dir);
-    let (_other_root, other) = place();
+    let (_other_root, other) = log_location();
     written(&other, LINES - 2);
     cut(&dir, 2);
     fs::copy(other.join("head"), dir.join("head")).unwrap();
@@ -113,7 +113,7 @@ fn unsigned_head(dir: &Path) -> Vec<u8> {
 
 #[test]
 fn a_missing_key_is_reported() {
-    let (root, dir) = place();
+    let (root, dir) = log_location();
     ended_run(&dir);
     let key = root.path().join("audit.key");
     fs::rename(&key, root.path().join("away")).unwrap();
@@ -127,7 +127,7 @@ fn a_missing_key_is_reported() {
 
 #[test]
 fn an_older_log_with_its_own_head_is_found_by_the_anchor() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 3);
     let saved = ["audit.jsonl", "head"].map(|name| (name, fs::read(dir.join(name)).unwrap()));
     let log = AuditLogWriter::open(&dir).unwrap();
@@ -155,7 +155,7 @@ fn an_older_log_with_its_own_head_is_found_by_the_anchor() {
 
 #[test]
 fn an_emptied_or_removed_log_is_found_by_the_anchor() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     drop(AuditLogWriter::open(&dir).unwrap());
     let saved = fs::read(dir.join("head")).unwrap();
     let anchor = ended_run(&dir);
@@ -169,7 +169,7 @@ fn an_emptied_or_removed_log_is_found_by_the_anchor() {
 #[test]
 fn a_log_that_is_longer_than_its_head_or_anchor_is_no_fault() {
     // A process that is killed between its append and its notes leaves this.
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 3);
     let head = fs::read(dir.join("head")).unwrap();
     let log = AuditLogWriter::open(&dir).unwrap();
@@ -185,7 +185,7 @@ fn a_log_that_is_longer_than_its_head_or_anchor_is_no_fault() {
 
 #[test]
 fn the_anchor_is_missed_once_it_was_kept() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let anchor = ended_run(&dir);
     verify_with(&dir, &[]).unwrap();
     AuditLogWriter::open(&dir).unwrap().note_anchored().unwrap();
@@ -202,7 +202,7 @@ fn the_anchor_is_missed_once_it_was_kept() {
 
 #[test]
 fn a_log_of_an_earlier_version_is_signed_when_it_is_opened() {
-    let (root, dir) = place();
+    let (root, dir) = log_location();
     written(&dir, 3);
     fs::write(dir.join("head"), unsigned_head(&dir)).unwrap();
     fs::remove_file(root.path().join("audit.key")).unwrap();
@@ -217,7 +217,7 @@ fn a_log_of_an_earlier_version_is_signed_when_it_is_opened() {
 
 #[test]
 fn an_interrupted_first_signing_is_finished() {
-    let (root, dir) = place();
+    let (root, dir) = log_location();
     written(&dir, 3);
     let [key, pending] = ["audit.key", "audit.key.new"].map(|name| root.path().join(name));
     // Killed after the head was written, before the key had its name.
@@ -236,7 +236,7 @@ fn an_interrupted_first_signing_is_finished() {
 
 #[test]
 fn a_running_process_notices_lines_that_another_truncated() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let [one, other] = [AuditLogWriter::open(&dir).unwrap(), AuditLogWriter::open(&dir).unwrap()];
     one.append_event(&event(0, "x")).unwrap();
     let saved = ["audit.jsonl", "head"].map(|name| (name, fs::read(dir.join(name)).unwrap()));

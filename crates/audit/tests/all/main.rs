@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod cutting;
-mod place;
+mod log_location;
 mod processes;
 mod reading;
 mod tampering;
@@ -14,7 +14,7 @@ use stockade_audit::{AuditLogWriter, VerifyReport, verify_audit_log};
 use stockade_model::{Event, EventKind};
 
 /// A directory for one test, and the log's directory in it, not yet made.
-fn place() -> (tempfile::TempDir, PathBuf) {
+fn log_location() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("audit");
     (root, dir)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use stockade_audit::{AppendError, AuditLogWriter, LineNumber, LogCommitError, verify_audit_log};
 
-use crate::{event, holds, place, written};
+use crate::{event, holds, log_location, written};
 
 const DIR: &str = "STOCKADE_AUDIT_TEST_DIR";
 const COUNT: u64 = 400;
@@ -64,7 +64,7 @@ fn child_appends() {
 
 #[test]
 fn two_processes_keep_one_chain() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let children: Vec<Child> = (0..3).map(|_| child("processes::child_appends", &dir, &[]).spawn().unwrap()).collect();
     children.into_iter().for_each(finish);
     let verified = holds(&dir, 3 * COUNT);
@@ -87,7 +87,7 @@ fn child_appends_forever() {
 
 #[test]
 fn sudden_death_is_recovered() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let mut last = 0;
     for round in 0..12 {
         let mut running = child("processes::child_appends_forever", &dir, &[]).spawn().unwrap();
@@ -112,7 +112,7 @@ fn sudden_death_is_recovered() {
 /// Adds `tail` to a log of three lines, of which `durable` are by the head.
 #[track_caller]
 fn torn(tail: &[u8], recovers: bool) {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 3);
     let path = dir.join("audit.jsonl");
     let whole = fs::read(&path).unwrap();
@@ -149,7 +149,7 @@ fn a_torn_end_is_set_aside() {
 
 #[test]
 fn a_foreign_line_is_no_torn_end() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 3);
     let text = fs::read_to_string(dir.join("audit.jsonl")).unwrap();
     let first = text.split_inclusive('\n').next().unwrap();
@@ -159,7 +159,7 @@ fn a_foreign_line_is_no_torn_end() {
 
 #[test]
 fn a_torn_end_of_another_process_is_set_aside_while_open() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 2);
     let log = AuditLogWriter::open(&dir).unwrap();
     let path = dir.join("audit.jsonl");
@@ -200,7 +200,7 @@ fn child_fills_the_disk() {
 
 #[test]
 fn a_file_size_limit_fails_cleanly() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     // bash counts `ulimit -f` in KiB; an ignored signal stays ignored over exec.
     let limit = ["bash", "-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""];
     finish(child("processes::child_fills_the_disk", &dir, &limit).spawn().unwrap());
@@ -216,7 +216,7 @@ fn a_full_disk_fails_cleanly() {
         eprintln!("not run: a full file system (needs root)");
         return;
     }
-    let (root, dir) = place();
+    let (root, dir) = log_location();
     let mount = "mount -t tmpfs -o size=128k tmpfs \"$0\" && exec \"$@\"";
     let root = root.path().to_str().unwrap();
     let full = ["unshare", "-m", "--propagation", "private", "sh", "-c", mount, root];
@@ -226,7 +226,7 @@ fn a_full_disk_fails_cleanly() {
 
 #[test]
 fn threads_share_syncs_and_lose_nothing() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let log = AuditLogWriter::open(&dir).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -247,7 +247,7 @@ fn threads_share_syncs_and_lose_nothing() {
 
 #[test]
 fn a_commit_without_a_readable_head_is_no_commit() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let log = AuditLogWriter::open(&dir).unwrap();
     log.append_event(&event(0, "x")).unwrap();
     fs::write(dir.join("head"), "nonsense").unwrap();

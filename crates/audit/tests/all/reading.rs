@@ -7,7 +7,7 @@ use stockade_audit::{
 };
 use stockade_model::{Event, EventKind, Grant};
 
-use crate::{event, place};
+use crate::{event, log_location};
 
 fn shown(dir: &std::path::Path, filter: EntryFilter) -> Vec<LogEntry> {
     query_log(dir, filter).unwrap().collect::<Result<_, _>>().unwrap()
@@ -32,7 +32,7 @@ fn three(dir: &std::path::Path) {
 
 #[test]
 fn filters() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     three(&dir);
     let check = |filter: EntryFilter, lines: &[u64]| {
         let found: Vec<u64> = shown(&dir, filter.clone()).iter().map(|entry| entry.line).collect();
@@ -55,7 +55,7 @@ fn filters() {
 /// What is appended is read on being asked for, once, and no sooner.
 #[test]
 fn reading_continues_where_it_ended() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     three(&dir);
     let mut reading = query_log(&dir, EntryFilter::default()).unwrap();
     let lines = |reading: &mut stockade_audit::LogQuery| reading.map(|entry| entry.unwrap().line).collect::<Vec<u64>>();
@@ -72,7 +72,7 @@ fn reading_continues_where_it_ended() {
 
 #[test]
 fn a_broken_line_is_shown_and_hides_nothing() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     three(&dir);
     let path = dir.join("audit.jsonl");
     let text = fs::read_to_string(&path).unwrap();
@@ -88,7 +88,7 @@ fn a_broken_line_is_shown_and_hides_nothing() {
 
 #[test]
 fn a_missing_log_is_reported() {
-    let (root, _) = place();
+    let (root, _) = log_location();
     assert!(
         query_log(root.path(), EntryFilter::default()).err().unwrap().to_string().contains("there is no audit log")
     );
@@ -97,7 +97,7 @@ fn a_missing_log_is_reported() {
 
 #[test]
 fn exports() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     three(&dir);
     let exported = |format| {
         let mut out = Vec::new();

@@ -8,7 +8,7 @@ use stockade_audit::{
     AppendError, AuditLogWriter, LineFault, LogCommitError, LogOpenError, VerifyError, verify_audit_log,
 };
 
-use crate::{event, holds, place, written};
+use crate::{event, holds, log_location, written};
 
 const LINES: usize = 12;
 
@@ -101,9 +101,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn every_change_is_seen_and_named(tamper in tamper()) {
-        let (_root, dir) = place();
+        let (_root, dir) = log_location();
         written(&dir, LINES as u64);
-        let (_other_root, other) = place();
+        let (_other_root, other) = log_location();
         {
             let log = AuditLogWriter::open(&other).unwrap();
             for n in 0..LINES as u64 {
@@ -125,9 +125,9 @@ proptest! {
 
 #[test]
 fn a_rebuilt_end_is_seen_by_the_head() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 5);
-    let (_other_root, other) = place();
+    let (_other_root, other) = log_location();
     {
         let log = AuditLogWriter::open(&other).unwrap();
         for n in 0..5 {
@@ -143,7 +143,7 @@ fn a_rebuilt_end_is_seen_by_the_head() {
 
 #[test]
 fn a_lost_end_is_seen_when_the_log_is_opened() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 5);
     put(&dir, &lines(&dir)[..3]);
     assert!(matches!(
@@ -162,7 +162,7 @@ fn a_lost_end_is_seen_when_the_log_is_opened() {
 
 #[test]
 fn a_changed_or_missing_head_is_no_head() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 2);
     let head = dir.join("head");
     let good = fs::read(&head).unwrap();
@@ -184,7 +184,7 @@ fn a_changed_or_missing_head_is_no_head() {
 
 #[test]
 fn an_open_log_notices_a_change_under_it() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0..3 {
         log.append_event(&event(n, "x")).unwrap();
@@ -208,7 +208,7 @@ fn a_log_that_lost_its_name_acknowledges_nothing() {
         },
     ];
     for spoil in spoil {
-        let (_root, dir) = place();
+        let (_root, dir) = log_location();
         let log = AuditLogWriter::open(&dir).unwrap();
         log.append_event(&event(1, "x")).unwrap();
         spoil(&dir.join("audit.jsonl"));

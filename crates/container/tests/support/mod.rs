@@ -20,7 +20,7 @@ use stockade_testkit::EngineKind;
 use tempfile::TempDir;
 
 pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Programs of the image: all of them busybox.
 const APPLETS: &[&str] = &[
@@ -34,7 +34,7 @@ pub struct Engine {
     kind: ContainerEngineKind,
     // First: it ends before its place does.
     engine: stockade_testkit::ContainerEngine,
-    place: TempDir,
+    engine_directory: TempDir,
     image: ImageDigest,
 }
 
@@ -51,7 +51,9 @@ impl Engine {
 
     /// The same with a configuration of its own, which gets a directory of the engine's.
     pub fn podman_with(configuration: impl FnOnce(&Path) -> String) -> Option<Self> {
-        Self::start(ContainerEngineKind::Podman, EngineKind::Podman, |place| Some(configuration(place)))
+        Self::start(ContainerEngineKind::Podman, EngineKind::Podman, |engine_directory| {
+            Some(configuration(engine_directory))
+        })
     }
 
     /// None, and said so, where this user can run no engine.
@@ -64,15 +66,18 @@ impl Engine {
             eprintln!("not run: a container engine needs root");
             return None;
         }
-        let place = place();
-        let file = place.path().join("containers.conf");
-        let configured = configure(place.path()).map(|text| fs::write(&file, text).unwrap());
+        let engine_directory = engine_directory();
+        let file = engine_directory.path().join("containers.conf");
+        let configured = configure(engine_directory.path()).map(|text| fs::write(&file, text).unwrap());
         let environment = configured.map(|()| ("CONTAINERS_CONF", file.as_os_str()));
-        let engine =
-            stockade_testkit::ContainerEngine::start_with(engine, &place.path().join("engine"), environment.as_slice());
+        let engine = stockade_testkit::ContainerEngine::start_with(
+            engine,
+            &engine_directory.path().join("engine"),
+            environment.as_slice(),
+        );
         let engine = engine.expect("the engines are installed by the test command");
-        let digest = engine.import_image(&root_tree(place.path())).unwrap();
-        Some(Self { kind, engine, place, image: digest.parse().unwrap() })
+        let digest = engine.import_image(&root_tree(engine_directory.path())).unwrap();
+        Some(Self { kind, engine, engine_directory, image: digest.parse().unwrap() })
     }
 
     fn socket(&self) -> PathBuf {
@@ -83,7 +88,7 @@ impl Engine {
     pub fn image_with(&self, changes: &[&str]) -> ImageDigest {
         let made = match self.kind {
             ContainerEngineKind::Docker => {
-                let file = self.place.path().join("Dockerfile");
+                let file = self.engine_directory.path().join("Dockerfile");
                 fs::write(&file, format!("FROM {}\n{}\n", self.image, changes.join("\n"))).unwrap();
                 let mut command = Command::new("docker");
                 command.arg("-H").arg(format!("unix://{}", self.socket().display())).args(["build", "-q", "-"]);
@@ -92,7 +97,7 @@ impl Engine {
             }
             ContainerEngineKind::Podman => {
                 let changes: Vec<String> = changes.iter().map(|change| format!("--change={change}")).collect();
-                let archive = self.place.path().join("root.tar").display().to_string();
+                let archive = self.engine_directory.path().join("root.tar").display().to_string();
                 let words = ["import"].into_iter().chain(changes.iter().map(String::as_str)).chain([archive.as_str()]);
                 self.own_command(&words.collect::<Vec<_>>())
             }
@@ -123,7 +128,7 @@ impl Engine {
 
     /// Where the files of its containers are.
     fn accounts(&self) -> PathBuf {
-        self.place.path().join("accounts")
+        self.engine_directory.path().join("accounts")
     }
 
     pub fn sandboxes(&self) -> ContainerSandboxes {
@@ -175,7 +180,7 @@ impl Engine {
 
     /// The words of the host's processes that name this engine's directory and this text.
     pub fn processes_of(&self, text: &str) -> Vec<String> {
-        let own = self.place.path().to_str().unwrap().to_owned();
+        let own = self.engine_directory.path().to_str().unwrap().to_owned();
         let words = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let all = fs::read_dir("/proc").unwrap().map(Result::unwrap).map(words);
         let all = all.map(|words| String::from_utf8_lossy(&words).replace('\0', " "));
@@ -203,7 +208,7 @@ impl Engine {
 /// processes of the user count, also those of tests beside this one.
 pub const PROCESS_LIMIT: &str = "--ulimit=nproc=16384:16384";
 
-fn place() -> TempDir {
+fn engine_directory() -> TempDir {
     tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp").unwrap()
 }
 
@@ -221,8 +226,8 @@ fn example(name: &str) -> PathBuf {
 }
 
 /// The files of an image with nothing but busybox, as an archive.
-fn root_tree(place: &Path) -> PathBuf {
-    let root = place.join("root");
+fn root_tree(engine_directory: &Path) -> PathBuf {
+    let root = engine_directory.join("root");
     for directory in ["bin", "etc", "proc", "sys", "dev", "tmp", "run", "srv", "workspace", "home/agent"] {
         fs::create_dir_all(root.join(directory)).unwrap();
     }
@@ -231,20 +236,20 @@ fn root_tree(place: &Path) -> PathBuf {
         std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
     }
     fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n").unwrap();
-    let tar = place.join("root.tar");
+    let tar = engine_directory.join("root.tar");
     assert!(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
     tar
 }
 
 /// A sandbox with its directories on the host, and what it tells.
-pub struct Place {
+pub struct TestSandbox {
     pub top: TempDir,
     pub plan: SandboxPlan,
     pub sandbox: Box<dyn Sandbox>,
     pub event_receiver: Receiver<SandboxEvent>,
 }
 
-impl Place {
+impl TestSandbox {
     /// Kills its container from outside: a command in it and the sandbox are told as
     /// lost, and it is found no more.
     #[track_caller]
@@ -253,7 +258,7 @@ impl Place {
         attempt.release_command().unwrap();
         engine.command(&["kill", &engine.containers()[0]]);
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-        assert!(matches!(self.event_receiver.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
+        assert!(matches!(self.event_receiver.recv_timeout(TIMEOUT), Ok(SandboxEvent::Lost(_))));
         drop(attempt);
         let adopt_result = engine.sandboxes().adopt_sandbox(&self.plan, SandboxEventSender::new(|_| {}));
         assert!(matches!(adopt_result, Err(SandboxError::Gone(_))));
@@ -358,7 +363,7 @@ impl Ran {
 pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
     loop {
-        match events.recv_timeout(PATIENCE).expect("the attempt ends") {
+        match events.recv_timeout(TIMEOUT).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. }
             | AttemptEvent::Connection(_)
@@ -419,23 +424,23 @@ pub fn volumes_of_an_image_can_be_read_alone(
     level: IsolationLevel,
 ) {
     let image = engine.image_with(&["VOLUME /data", "VOLUME /srv", "VOLUME /tmp"]);
-    let place = Place::with(engine, |plan| {
+    let engine_directory = TestSandbox::with(engine, |plan| {
         plan.system = Some(GuestSystem::Image(image.clone()));
         change(plan);
     })
     .unwrap();
     let script = "for d in /data /srv; do touch $d/x 2>/dev/null && echo wrote $d; mkdir $d/y 2>/dev/null && echo made; \
                   done; ls /bin/busybox; touch /tmp/x && echo temp";
-    let ran = place.run_plan(&AttemptPlan { level, ..inside(script) });
+    let ran = engine_directory.run_plan(&AttemptPlan { level, ..inside(script) });
     assert_eq!(ran.stdout(), "/bin/busybox\ntemp\n", "{ran:#?}");
     // Its launcher has no walls but the container's.
-    let name = format!("stockade-{}", place.plan.id);
+    let name = format!("stockade-{}", engine_directory.plan.id);
     let write = |at: &str| engine.own_command(&["exec", "-u", "0:0", &name, "/bin/touch", at]).status.success();
     assert!(!write("/data/x") && !write("/srv/x"));
     let (sandbox, _event_receiver) =
-        begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+        begun(&engine_directory.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     drop(sandbox);
-    place.sandbox.destroy().unwrap();
+    engine_directory.sandbox.destroy().unwrap();
     // The control.
     let bare = ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", PROCESS_LIMIT];
     let control = engine.own_command(&[&bare[..], &[image.as_str(), "/bin/touch", "/data/x"]].concat());
@@ -443,7 +448,7 @@ pub fn volumes_of_an_image_can_be_read_alone(
 
     for at in ["/workspace/.git/hooks", "/workspace", "/home/agent/x", "/etc"] {
         let image = engine.image_with(&[&format!("VOLUME {at}")]);
-        let refused = Place::with(engine, |plan| {
+        let refused = TestSandbox::with(engine, |plan| {
             plan.system = Some(GuestSystem::Image(image));
             change(plan);
         });
@@ -458,9 +463,9 @@ pub fn volumes_of_an_image_can_be_read_alone(
 /// An engine that runs as root follows links to a directory with its own rights: the path of
 /// the workspace leads elsewhere by the time it looks.
 pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
-    let place = Place::new(engine);
-    let (workspace, backup) = (place.plan.workspace.clone(), place.top.path().join("aside"));
-    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
+    let engine_directory = TestSandbox::new(engine);
+    let (workspace, backup) = (engine_directory.plan.workspace.clone(), engine_directory.top.path().join("aside"));
+    let adopt = || engine.sandboxes().adopt_sandbox(&engine_directory.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     fs::rename(&workspace, &backup).unwrap();
     fs::create_dir(&workspace).unwrap();
@@ -470,7 +475,7 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
     fs::remove_dir(&workspace).unwrap();
     fs::rename(&backup, &workspace).unwrap();
     assert!(adopt().is_ok(), "the control");
-    place.sandbox.destroy().unwrap();
+    engine_directory.sandbox.destroy().unwrap();
 
     // While it is made, as fast as can be: whatever was looked at is what is mounted.
     let ended = std::sync::atomic::AtomicBool::new(false);
@@ -486,7 +491,7 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
         });
         for _ in 0..8 {
             let (sandbox, _event_receiver) =
-                match begun(&place.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
+                match begun(&engine_directory.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
                     Ok(begun) => begun,
                     Err(_) => {
                         refused += 1;
@@ -494,7 +499,7 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
                     }
                 };
             made += 1;
-            let name = format!("stockade-{}", place.plan.id);
+            let name = format!("stockade-{}", engine_directory.plan.id);
             let user = engine.own_command(&["inspect", "-f", "{{.Config.User}}", &name]);
             let user = String::from_utf8_lossy(&user.stdout).trim().to_owned();
             let shown = engine.own_command(&["exec", &name, "/bin/ls", "/workspace"]);
@@ -516,13 +521,13 @@ pub fn an_image_makes_nothing_on_the_host(engine: &Engine) {
         let top = tempfile::tempdir().unwrap();
         let root = top.path().join("root");
         let tar = top.path().join("root.tar");
-        let source = engine.place.path().join("root");
+        let source = engine.engine_directory.path().join("root");
         assert!(Command::new("cp").arg("-a").arg(&source).arg(&root).status().unwrap().success());
         if !link.is_empty() {
-            let place = root.join(link.trim_start_matches('/'));
-            let _ = fs::remove_file(&place);
-            let _ = fs::remove_dir_all(&place);
-            std::os::unix::fs::symlink("/workspace/.envrc", place).unwrap();
+            let engine_directory = root.join(link.trim_start_matches('/'));
+            let _ = fs::remove_file(&engine_directory);
+            let _ = fs::remove_dir_all(&engine_directory);
+            std::os::unix::fs::symlink("/workspace/.envrc", engine_directory).unwrap();
         }
         assert!(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
         let made = engine.own_command(&["import", tar.to_str().unwrap()]);

@@ -12,7 +12,7 @@ use stockade_model::{
     QuestionKind,
 };
 
-use crate::witness::{Law, need};
+use crate::checker::{Law, need};
 
 /// What is known of the held calls of one request.
 #[derive(Default)]

@@ -6,10 +6,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
+mod checker;
 mod fault;
 mod held;
 mod random;
-mod witness;
 mod world;
 
 use std::collections::HashSet;

@@ -19,10 +19,10 @@ use stockade_model::{
     RawText, RequestCommand, ReviewOpinion, ReviewResult, RiskLevel, RunRequest, SandboxPreference, Tier,
 };
 
+use crate::checker::RunChecker;
 use crate::fault::{self, Fault};
 use crate::held::Seen;
 use crate::random::Random;
-use crate::witness::Witness;
 
 /// A request that takes more steps than this does not end.
 const MAX_STEPS: usize = 3_000;
@@ -31,7 +31,7 @@ pub struct World {
     random: Random,
     request: RunRequest,
     core: RequestCore,
-    witness: Witness,
+    checker: RunChecker,
     fault: Option<Fault>,
     now_ms: u64,
     /// Answers the world owes, in no order.
@@ -163,14 +163,14 @@ impl World {
         config.max_questions = 2;
         config.max_holds = random.pick(&[4, 12]);
         config.reviewer = random.chance(25).then(|| ReviewerSpec { name: "model".to_owned(), timeout_ms: 5_000 });
-        let witness = Witness::new(request.clone(), config.clone());
+        let checker = RunChecker::new(request.clone(), config.clone());
         let core = RequestCore::new(request.clone(), config);
         let hangs = random.chance(4);
         Self {
             random,
             request,
             core,
-            witness,
+            checker,
             fault,
             now_ms: 0,
             owed: Vec::new(),
@@ -193,7 +193,7 @@ impl World {
     pub fn play(&mut self) -> Result<(), String> {
         let outputs = self.core.start(0);
         self.take(None, outputs)?;
-        while self.witness.finished.is_none() {
+        while self.checker.finished.is_none() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 return Err("it does not end".to_owned());
@@ -213,9 +213,9 @@ impl World {
             eprintln!("[{:>7} ms] {input:?}", self.now_ms);
         }
         self.path_hash = self.path_hash.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
-        self.witness.time(self.now_ms);
+        self.checker.time(self.now_ms);
         let looks_at_time = matches!(input, CoreInput::Tick);
-        self.witness.input(&input);
+        self.checker.input(&input);
         let core_input = match self.fault {
             Some(fault) => fault::input(fault, input),
             None => Some(input),
@@ -225,19 +225,19 @@ impl World {
             None => Vec::new(),
         };
         self.take(core_input.as_ref(), outputs)?;
-        self.witness.at_rest(looks_at_time)
+        self.checker.at_rest(looks_at_time)
     }
 
     /// What came up of held calls.
     pub fn seen(&self) -> Seen {
-        self.witness.held.seen
+        self.checker.held.seen
     }
 
     /// Carries outputs out as the driver does: in order, and nothing after a
     /// record that fails.
     fn take(&mut self, core_input: Option<&CoreInput>, outputs: Vec<CoreOutput>) -> Result<(), String> {
         let outputs = match self.fault {
-            Some(fault) => fault::outputs(fault, core_input, self.witness.finished.is_some(), outputs),
+            Some(fault) => fault::outputs(fault, core_input, self.checker.finished.is_some(), outputs),
             None => outputs,
         };
         for output in outputs {
@@ -247,7 +247,7 @@ impl World {
             if matches!(output, CoreOutput::Record(_)) && self.random.below(400) == 0 {
                 return self.give(CoreInput::RecordFailed("no space".to_owned()));
             }
-            self.witness.output(&output)?;
+            self.checker.output(&output)?;
             self.perform(output);
         }
         Ok(())
@@ -647,7 +647,7 @@ impl World {
                 answer: ApprovalAnswer::Approved(ApprovalScope::Always),
                 by: "forger".to_owned(),
             },
-            4 if self.witness.finished.is_some() => late(self),
+            4 if self.checker.finished.is_some() => late(self),
             _ => {
                 self.now_ms += self.random.pick(&[1, 20, 20, 900, 900, 2_500, 2_500, 11_000, 400_000]);
                 CoreInput::Tick

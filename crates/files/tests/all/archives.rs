@@ -77,8 +77,8 @@ fn refused(archive: &[u8], words: &str) {
     let ground = Ground::new();
     fs::write(ground.root.join("there"), "before").unwrap();
     let before = (ground.inside(), ground.outside());
-    for (at, place) in [("", MERGED), ("", UploadTarget::Into { replace: true }), ("new", UploadTarget::New)] {
-        let error = ground.tree.upload_archive(&path(at), &mut &*archive, place, BOUNDS).unwrap_err().to_string();
+    for (at, target) in [("", MERGED), ("", UploadTarget::Into { replace: true }), ("new", UploadTarget::New)] {
+        let error = ground.tree.upload_archive(&path(at), &mut &*archive, target, BOUNDS).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert_eq!((ground.inside(), ground.outside()), before);
     }
@@ -124,11 +124,11 @@ fn a_member_that_passes_a_link_is_refused() {
 #[test]
 fn a_link_of_the_tree_is_not_passed_either() {
     let archive = Made::default().file("l/secret", "x").end();
-    for place in [MERGED, UploadTarget::Into { replace: true }] {
+    for target in [MERGED, UploadTarget::Into { replace: true }] {
         let ground = Ground::new();
         std::os::unix::fs::symlink("../outside", ground.root.join("l")).unwrap();
         let before = (ground.inside(), ground.outside());
-        let error = ground.tree.upload_archive(&path(""), &mut archive.as_slice(), place, BOUNDS).unwrap_err();
+        let error = ground.tree.upload_archive(&path(""), &mut archive.as_slice(), target, BOUNDS).unwrap_err();
         assert_eq!(error, FilesError::Exists(path("l")));
         assert_eq!((ground.inside(), ground.outside()), before);
     }

@@ -14,7 +14,7 @@ use stockade_model::{
 };
 use stockade_store::sandboxes::SandboxStore as Store;
 
-use crate::walls::{Hands, Noted, Walls};
+use crate::fake_isolation::{FakeIsolation, Hands, Noted};
 
 struct House {
     _dir: tempfile::TempDir,
@@ -29,10 +29,10 @@ struct House {
 
 impl House {
     fn new() -> Self {
-        Self::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }])
+        Self::with_kinds(|noted| vec![FakeIsolation { name: "native", keeps_background: false, stands: false, noted }])
     }
 
-    fn with_kinds(kinds: impl FnOnce(Arc<Noted>) -> Vec<Walls>) -> Self {
+    fn with_kinds(kinds: impl FnOnce(Arc<Noted>) -> Vec<FakeIsolation>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
         let (root, project) = (base.join("state"), base.join("project"));
@@ -114,7 +114,7 @@ fn one_is_made_used_and_destroyed() {
     }
     house.lifecycle.leave_sandbox(opened).unwrap();
     assert_eq!(house.noted.calls(), ["create"]);
-    // Its walls went with whoever made them; what it keeps did not.
+    // Its isolation ended with its creator; its files remained.
     fs::write(house.kept_directory(1).join("workspace/file"), "kept").unwrap();
     house.lifecycle.leave_sandbox(house.open(1).unwrap()).unwrap();
     assert_eq!(house.noted.calls(), ["adopt", "create"]);
@@ -128,7 +128,8 @@ fn one_is_made_used_and_destroyed() {
 
 #[test]
 fn existing_namespaces_are_found_again() {
-    let house = House::with_kinds(|noted| vec![Walls { name: "docker", keeps_background: true, stands: true, noted }]);
+    let house =
+        House::with_kinds(|noted| vec![FakeIsolation { name: "docker", keeps_background: true, stands: true, noted }]);
     house.made(1, &sandbox_request());
     let opened = house.open(1).unwrap();
     house.lifecycle.pause_sandbox(&opened).unwrap();
@@ -146,7 +147,7 @@ fn a_failed_creation_leaves_only_its_reason() {
     assert_eq!(error.to_string(), "create was refused");
     assert_eq!(house.state(1), (SandboxState::Destroyed, Some("create was refused".to_owned())));
     assert!(!house.kept_directory(1).exists());
-    // Who refused may not be there to be asked again: of its walls nothing was left.
+    // The refusing process may have exited: nothing of its isolation was left.
     assert_eq!(house.noted.calls(), ["create"]);
 }
 
@@ -261,7 +262,7 @@ fn time_and_restarts_end_temporary_approvals() {
 fn the_first_usable_kind_is_chosen_and_none_is_explained() {
     let kinds = |noted: Arc<Noted>| {
         let provider =
-            |name, keeps_background| Walls { name, keeps_background, stands: false, noted: Arc::clone(&noted) };
+            |name, keeps_background| FakeIsolation { name, keeps_background, stands: false, noted: Arc::clone(&noted) };
         vec![provider("native", false), provider("docker", true)]
     };
     let house = House::with_kinds(kinds);
@@ -279,8 +280,9 @@ fn the_first_usable_kind_is_chosen_and_none_is_explained() {
     assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
     let opened = house.create(5, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap();
     assert_eq!(opened.passed_over, ["keeping is not supported by a native sandbox: it ends all"]);
-    let neither =
-        House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
+    let neither = House::with_kinds(|noted| {
+        vec![FakeIsolation { name: "native", keeps_background: false, stands: false, noted }]
+    });
     let error =
         neither.create(6, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).map(drop).unwrap_err().to_string();
     assert!(error.contains("keeping is not supported by a native sandbox: it ends all"), "{error}");

@@ -20,16 +20,16 @@ use stockade_native::NativeSandboxes;
 use tempfile::TempDir;
 
 pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A sandbox with its directories on the host, and what it tells.
-pub struct Place {
+pub struct TestSandbox {
     pub top: TempDir,
     pub sandbox: Box<dyn Sandbox>,
     pub event_channel: Receiver<SandboxEvent>,
 }
 
-impl Place {
+impl TestSandbox {
     pub fn new() -> Self {
         Self::with(|_| {})
     }
@@ -117,7 +117,7 @@ impl Ran {
 pub fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
     loop {
-        match events.recv_timeout(PATIENCE).expect("the attempt ends") {
+        match events.recv_timeout(TIMEOUT).expect("the attempt ends") {
             AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
             AttemptEvent::Executed { .. }
             | AttemptEvent::Connection(_)

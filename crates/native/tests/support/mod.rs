@@ -28,7 +28,7 @@ mod roles;
 pub use roles::in_each_role;
 
 /// Long enough for a loaded machine; a test that needs it has hung.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A workspace to run in. Lies under the temporary directory, which the sandbox
 /// replaces by a private one.
@@ -134,7 +134,7 @@ pub fn complete(
     });
     let answers = answer_all(&mut launched);
     launched.release_command()?;
-    let exit = launched.wait_for_end(PATIENCE)?.expect("it ends");
+    let exit = launched.wait_for_end(TIMEOUT)?.expect("it ends");
     let report = launched.report().clone();
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
     Ok((Ran { exit, stdout, stderr, report }, answers))
@@ -148,7 +148,7 @@ pub fn answer_all(launched: &mut LaunchedSandbox) -> thread::JoinHandle<()> {
         let mut space = notifier.allocate_buffer();
         let (never, _writer) = pipe();
         loop {
-            let waiting = notifier.wait_for_events(never.as_fd(), Some(PATIENCE)).unwrap();
+            let waiting = notifier.wait_for_events(never.as_fd(), Some(TIMEOUT)).unwrap();
             if waiting.request {
                 if let Ok(request) = notifier.receive_notification(&mut space) {
                     let _ = notifier.answer_call(request.id, NotificationAnswer::Continue);
@@ -202,7 +202,7 @@ pub fn check_killed_caller(level: IsolationLevel) {
 }
 
 pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let give_up = std::time::Instant::now() + PATIENCE;
+    let give_up = std::time::Instant::now() + TIMEOUT;
     while !condition() {
         assert!(std::time::Instant::now() < give_up, "{what}");
         thread::sleep(Duration::from_millis(5));

@@ -45,16 +45,16 @@ impl Scene {
         Self::over(before, Some(Path::new("/dev/shm")))
     }
 
-    /// With the workspace in `place`, which must be another filesystem.
-    pub fn over(before: &str, place: Option<&Path>) -> Self {
+    /// With the workspace in `stage_path`, which must be another filesystem.
+    pub fn over(before: &str, stage_path: Option<&Path>) -> Self {
         let made = || tempfile::Builder::new().prefix("stage-").tempdir();
         let scratch = made().unwrap();
         let root = scratch.path().canonicalize().unwrap();
         let mut all = vec![scratch];
-        let workspace = match place {
+        let workspace = match stage_path {
             None => root.join("w"),
-            Some(place) => {
-                all.push(tempfile::Builder::new().prefix("stage-").tempdir_in(place).unwrap());
+            Some(stage_path) => {
+                all.push(tempfile::Builder::new().prefix("stage-").tempdir_in(stage_path).unwrap());
                 let outer = all[1].path().canonicalize().unwrap();
                 assert_ne!(outer.metadata().unwrap().dev(), root.metadata().unwrap().dev(), "two filesystems");
                 outer.join("w")
@@ -112,14 +112,14 @@ impl Scene {
 
     /// Runs a command with the overlay of `stage` as its directory.
     pub fn in_overlay(&self, stage: &OpenStage, command: &Command) -> Output {
-        let place = self.root.join("stages").join(stage.id().as_str());
+        let stage_path = self.root.join("stages").join(stage.id().as_str());
         let view = self.root.join("view");
         std::fs::create_dir_all(&view).unwrap();
         let options = format!(
             "userxattr,lowerdir={},upperdir={},workdir={}",
             self.workspace().display(),
-            place.join("upper").display(),
-            place.join("work").display()
+            stage_path.join("upper").display(),
+            stage_path.join("work").display()
         );
         // Inside, an ordinary user has no more powers than outside.
         let powers = if rustix::process::geteuid().is_root() {

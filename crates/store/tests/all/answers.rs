@@ -3,13 +3,13 @@
 use stockade_model::{ApprovalScope, Digest, RawText};
 use stockade_store::{ApprovalNamespace, ApprovalRecord, ApprovalStore, Consent, RememberError};
 
-use crate::{answer, digest, id, place, session};
+use crate::{answer, database_location, digest, id, session};
 use Consent::{Approved, Denied};
 
 /// Which of `remembered` answers the question `d` in session `s` at 2,000 ms.
 #[track_caller]
 fn check(remembered: &[ApprovalRecord], expected: Option<&str>) {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     remembered.iter().for_each(|r| store.remember_answer(r).unwrap());
     let found = store.look_up_answer(ApprovalNamespace::Run, &digest("d"), Some(&session("s")), 2_000).unwrap();
@@ -44,7 +44,7 @@ fn precedence() {
 
 #[test]
 fn an_answer_answers_its_own_question_only() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     let namespaces =
         [ApprovalNamespace::Run, ApprovalNamespace::Grant, ApprovalNamespace::Escalate, ApprovalNamespace::Unsandboxed];
@@ -70,7 +70,7 @@ fn an_answer_answers_its_own_question_only() {
 
 #[test]
 fn a_session_answer_ends_with_its_session() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Approved, ApprovalScope::Session)).unwrap();
     store.remember_answer(&answer("always", Approved, ApprovalScope::Always)).unwrap();
@@ -91,7 +91,7 @@ fn a_session_answer_ends_with_its_session() {
 
 #[test]
 fn expiry_is_exact() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Approved, ApprovalScope::Until(3_000))).unwrap();
     let found = |now_ms| store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, now_ms).unwrap();
@@ -106,7 +106,7 @@ fn expiry_is_exact() {
 
 #[test]
 fn uses_are_counted() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Approved, ApprovalScope::Times(3))).unwrap();
     let take = || store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap().map(|r| r.scope);
@@ -123,7 +123,7 @@ fn uses_are_counted() {
 
 #[test]
 fn revoked_answers_answer_nothing() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Approved, ApprovalScope::Always)).unwrap();
     assert!(store.revoke_answer(&id("a"), 7).unwrap());
@@ -137,7 +137,7 @@ fn revoked_answers_answer_nothing() {
 
 #[test]
 fn one_time_answers_are_not_remembered() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     let error = |r: ApprovalRecord| store.remember_answer(&r).unwrap_err();
     assert!(matches!(error(answer("a", Approved, ApprovalScope::Once)), RememberError::NothingLeft));
@@ -156,7 +156,7 @@ fn one_time_answers_are_not_remembered() {
 
 #[test]
 fn everything_comes_back_as_it_was() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let mut all = vec![
         answer("1", Approved, ApprovalScope::Session),
         ApprovalRecord {
@@ -185,7 +185,7 @@ fn everything_comes_back_as_it_was() {
 
 #[test]
 fn pruning_forgets_only_unused_answers() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     for (name, scope) in [
         ("expired", ApprovalScope::Until(3_000)),

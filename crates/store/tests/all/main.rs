@@ -13,7 +13,7 @@ use stockade_model::{ApprovalId, ApprovalScope, Digest, SessionId};
 use stockade_store::{ApprovalNamespace, ApprovalRecord, Consent};
 
 /// A directory for one test, and the store's path in it, not yet made.
-fn place() -> (tempfile::TempDir, PathBuf) {
+fn database_location() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("state/store.db");
     (root, path)

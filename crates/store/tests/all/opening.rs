@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use stockade_model::ApprovalScope;
 use stockade_store::{ApprovalNamespace, ApprovalStore, Consent, StoreOpenError};
 
-use crate::{answer, digest, id, place};
+use crate::{answer, database_location, digest, id};
 
 fn made(path: &Path) {
     ApprovalStore::open(path).unwrap().remember_answer(&answer("a", Consent::Denied, ApprovalScope::Always)).unwrap();
@@ -16,7 +16,7 @@ fn made(path: &Path) {
 
 #[test]
 fn directory_and_files_are_private() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Consent::Denied, ApprovalScope::Always)).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
@@ -32,7 +32,7 @@ fn directory_and_files_are_private() {
 /// Makes a store, spoils it, and demands a refusal with `words` that changes nothing.
 #[track_caller]
 fn refused(spoil: impl FnOnce(&Path), words: &str) {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     made(&path);
     spoil(&path);
     let before = fs::read(&path).ok();
@@ -81,7 +81,7 @@ fn a_directory_that_others_could_prepare_is_refused() {
 
 #[test]
 fn a_link_above_the_directory_is_the_owners_business() {
-    let (root, path) = place();
+    let (root, path) = database_location();
     made(&path);
     symlink(root.path(), root.path().join("link")).unwrap();
     let store = ApprovalStore::open(&root.path().join("link/state/store.db")).unwrap();
@@ -129,7 +129,7 @@ fn a_row_that_does_not_read_back_is_no_answer() {
     for (column, value) in
         [("grants", "'[\"fly /x\"]'"), ("request", "'../x'"), ("created_ms", "1e300"), ("digest", "'d'")]
     {
-        let (_root, path) = place();
+        let (_root, path) = database_location();
         made(&path);
         let raw = Connection::open(&path).unwrap();
         raw.pragma_update(None, "ignore_check_constraints", true).unwrap();
@@ -153,7 +153,7 @@ fn a_row_that_does_not_read_back_is_no_answer() {
 
 #[test]
 fn a_damaged_page_is_found() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     {
         let store = ApprovalStore::open(&path).unwrap();
         for n in 0..200 {
@@ -176,7 +176,7 @@ fn a_damaged_page_is_found() {
 
 #[test]
 fn a_maker_that_died_is_no_hindrance() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     fs::create_dir(path.parent().unwrap()).unwrap();
     fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o700)).unwrap();
     fs::write(path.with_extension("db.new"), "half").unwrap();
@@ -187,7 +187,7 @@ fn a_maker_that_died_is_no_hindrance() {
 
 #[test]
 fn errors_name_a_remedy() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     made(&path);
     fs::write(&path, "").unwrap();
     let error = ApprovalStore::open(&path).unwrap_err();

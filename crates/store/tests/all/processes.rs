@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use stockade_model::ApprovalScope;
 use stockade_store::{ApprovalNamespace, ApprovalStore, Consent};
 
-use crate::{answer, digest, id, place};
+use crate::{answer, database_location, digest, id};
 
 const PATH: &str = "STOCKADE_STORE_TEST_PATH";
 const USES: u32 = 60;
@@ -65,7 +65,7 @@ fn child_uses_up() {
 
 #[test]
 fn uses_are_counted_across_processes() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     store.remember_answer(&answer("a", Consent::Approved, ApprovalScope::Times(USES))).unwrap();
     let children: Vec<Child> = (0..3).map(|_| child("processes::child_uses_up", &path)).collect();
@@ -92,7 +92,7 @@ fn child_makes_and_remembers() {
 #[test]
 fn many_may_make_it_at_once() {
     for _ in 0..5 {
-        let (_root, path) = place();
+        let (_root, path) = database_location();
         let children: Vec<Child> = (0..4).map(|_| child("processes::child_makes_and_remembers", &path)).collect();
         children.into_iter().for_each(finish);
         assert_eq!(ApprovalStore::open(&path).unwrap().list_answers().unwrap().len(), 4);
@@ -114,7 +114,7 @@ fn child_remembers_forever() {
 
 #[test]
 fn sudden_death_keeps_remembered_answers() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let mut running = child("processes::child_remembers_forever", &path);
     let count = || std::fs::metadata(path.with_extension("count")).map_or(0, |count| count.len());
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -132,7 +132,7 @@ fn sudden_death_keeps_remembered_answers() {
 
 #[test]
 fn threads_share_one_store() {
-    let (_root, path) = place();
+    let (_root, path) = database_location();
     let store = ApprovalStore::open(&path).unwrap();
     // A second store in this process must not disturb the first one's locks.
     let second = ApprovalStore::open(&path).unwrap();

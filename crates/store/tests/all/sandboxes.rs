@@ -79,9 +79,9 @@ fn its_directory_is_private_and_its_own() {
 #[test]
 fn a_directory_that_is_no_sandbox_store_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let place = root.path().join("state");
-    ApprovalStore::open(&place.join("sandboxes.db")).unwrap();
-    assert!(matches!(SandboxStore::open(&place), Err(StoreOpenError::Foreign { .. })));
+    let database_location = root.path().join("state");
+    ApprovalStore::open(&database_location.join("sandboxes.db")).unwrap();
+    assert!(matches!(SandboxStore::open(&database_location), Err(StoreOpenError::Foreign { .. })));
     let (_root, path, _) = sandboxes();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     assert!(matches!(SandboxStore::open(&path), Err(StoreOpenError::Place(_))));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use stockade_audit::{AppendError, AuditLogWriter, MAX_LINE_BYTES, query_log, verify_audit_log};
 
-use crate::{event, holds, place, written};
+use crate::{event, holds, log_location, written};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
@@ -14,7 +14,7 @@ fn mode(path: &Path) -> u32 {
 
 #[test]
 fn directory_and_files_are_private() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 1);
     assert_eq!(mode(&dir), 0o700);
     for name in ["audit.jsonl", "head"] {
@@ -25,7 +25,7 @@ fn directory_and_files_are_private() {
 /// Prepares a bad place and demands that opening refuses with `words`.
 #[track_caller]
 fn refused(prepare: impl FnOnce(&Path), words: &str) {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     prepare(&dir);
     let error = AuditLogWriter::open(&dir).unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
@@ -91,7 +91,7 @@ fn a_directory_that_others_could_prepare_is_refused() {
 
 #[test]
 fn reading_follows_no_link() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 1);
     fs::rename(dir.join("audit.jsonl"), dir.join("moved")).unwrap();
     symlink("moved", dir.join("audit.jsonl")).unwrap();
@@ -101,7 +101,7 @@ fn reading_follows_no_link() {
 
 #[test]
 fn a_fifo_instead_of_the_file_blocks_no_process() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     written(&dir, 1);
     fs::remove_file(dir.join("audit.jsonl")).unwrap();
     rustix::fs::mknodat(
@@ -118,7 +118,7 @@ fn a_fifo_instead_of_the_file_blocks_no_process() {
 
 #[test]
 fn an_event_over_the_bound_is_named_and_leaves_nothing() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let log = AuditLogWriter::open(&dir).unwrap();
     log.append_event(&event(0, "fits")).unwrap();
     for size in [MAX_LINE_BYTES, MAX_LINE_BYTES - 100] {
@@ -139,7 +139,7 @@ fn an_event_over_the_bound_is_named_and_leaves_nothing() {
 
 #[test]
 fn the_file_is_harmless_to_cat() {
-    let (_root, dir) = place();
+    let (_root, dir) = log_location();
     let log = AuditLogWriter::open(&dir).unwrap();
     let nasty = "\u{1b}]0;x\u{7} \u{9b}31m \u{202e}\u{2028}\u{200b}\u{7f}\r\n{\"seq\":1}\n";
     log.append_event(&event(0, nasty)).unwrap();

@@ -13,7 +13,7 @@ use stockade_testkit::{ProgramEnd, TestCommand, TestLab, TestUser, UserAccount, 
 use stockade_tests::Level;
 use stockade_tests::engines::{engine_name, image_file, socket_address};
 
-use crate::contained::{GOES_WITHIN, require_unused};
+use crate::contained::{REMOVAL_TIMEOUT, require_unused};
 use crate::row::Row;
 use crate::way::{KINDS, Kind};
 use crate::world::{World, open_directory};
@@ -22,10 +22,10 @@ use crate::world::{World, open_directory};
 const ANEW: &str = "find /workspace -mindepth 1 -delete; tar -x --no-same-owner -C /workspace && \
     exec /bin/sh /workspace/probes/afresh.sh true";
 /// How long making one, or anything else that is asked of an engine, may take.
-const DONE_WITHIN: Duration = Duration::from_secs(120);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One sandbox.
-pub struct Place {
+pub struct TestSandbox {
     session: PathBuf,
     kind: &'static Kind,
     /// Holds its workspace, and what who made it knows of it.
@@ -55,7 +55,7 @@ fn is_alone(row: &Row) -> bool {
     row.options.contains(&"--limit")
 }
 
-impl Place {
+impl TestSandbox {
     /// One for a row: one that waits for it, or a new one.
     pub fn of(world: &World, lab: &TestLab, kind: &'static Kind, row: &Row) -> Result<Self> {
         let session = &world.session;
@@ -93,24 +93,24 @@ impl Place {
         for name in ["", "state", "ws"] {
             open_directory(&home.join(name))?;
         }
-        let mut place = Self { session: world.session.clone(), kind, home, id: String::new(), waits };
-        place.empty(&world.account)?;
+        let mut test_sandbox = Self { session: world.session.clone(), kind, home, id: String::new(), waits };
+        test_sandbox.empty(&world.account)?;
         let image =
             fs::read_to_string(image_file(&world.session, kind.engine)).context("reading the image's digest")?;
         // Where nothing keeps protected names nothing is bound that the host trusts.
         let work = if kind.has_native_isolation() { "--bind" } else { "--copy" };
-        let mut command = place
-            .stockade(lab.build_command(&place.program().display().to_string()), "create")
+        let mut command = test_sandbox
+            .stockade(lab.build_command(&test_sandbox.program().display().to_string()), "create")
             .args(["--backend", engine_name(kind.engine), "--image", image.trim()])
             .args(["--profile", world.profile(row), "--level", kind.level().word(), work])
-            .arg(place.workspace())
+            .arg(test_sandbox.workspace())
             .args(options(row, |name| name == "--limit"));
         if let Some(runtime) = kind.runtime {
             command = command.args(["--runtime", runtime]);
         }
-        place.id = done(&command)?.trim().to_owned();
-        fs::write(place.home.join("id"), &place.id)?;
-        Ok(place)
+        test_sandbox.id = done(&command)?.trim().to_owned();
+        fs::write(test_sandbox.home.join("id"), &test_sandbox.id)?;
+        Ok(test_sandbox)
     }
 
     fn workspace(&self) -> PathBuf {
@@ -138,7 +138,7 @@ impl Place {
         let state = self.home.join("state");
         // What the engine is to read lies where it sees it: `/tmp` is the row's own.
         let command = command.args(["sandbox", part]).env("XDG_STATE_HOME", &state).env("TMPDIR", state);
-        command.env("DOCKER_HOST", &socket).env("CONTAINER_HOST", socket).timeout(DONE_WITHIN)
+        command.env("DOCKER_HOST", &socket).env("CONTAINER_HOST", socket).timeout(OPERATION_TIMEOUT)
     }
 
     fn plain(&self, part: &str) -> TestCommand {
@@ -175,7 +175,7 @@ impl Place {
         }
         let container = format!("stockade-{}", self.id);
         let top = host("docker").args(["-H", &socket_address(&self.session, self.kind.engine), "top", &container]);
-        let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
+        let give_up = Instant::now() + REMOVAL_TIMEOUT * slowness_factor();
         loop {
             let listed = done(&top)?;
             let leftovers: Vec<String> = listed.lines().skip(2).map(|line| format!("left running: {line}")).collect();
@@ -229,9 +229,9 @@ pub fn close(session: &Path) -> Result<()> {
         let mut parts = name.split('.');
         let kind = parts.next().and_then(|word| KINDS.iter().find(|kind| kind.name == word));
         let (kind, home) = kind.zip(parts.next_back()).with_context(|| format!("what is {name}?"))?;
-        let place = Place::at(session, kind, homes(session).join(home), Some(waits))?;
-        place.destroy()?;
-        require_unused(&place.home)?;
+        let test_sandbox = TestSandbox::at(session, kind, homes(session).join(home), Some(waits))?;
+        test_sandbox.destroy()?;
+        require_unused(&test_sandbox.home)?;
     }
     Ok(())
 }

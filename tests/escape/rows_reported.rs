@@ -219,7 +219,7 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
     Ok(Verdict::from_breaches(breaches))
 }
 
-/// esc-0223: each way to end is told apart from every other.
+/// esc-0223: each way to end differs from every other.
 fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
     lab.write_file("ws/not-executable", "x\n")?;

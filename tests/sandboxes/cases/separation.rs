@@ -3,16 +3,16 @@
 use std::fs;
 
 use crate::Verdict;
-use crate::bench::{Bench, CAPTURE, Place, python};
+use crate::bench::{Bench, CAPTURE, TestSandbox, python};
 
-super::cases! { "apart":
+super::cases! { "separation":
     files_of_one_are_not_the_others, ports_of_one_are_not_the_others, names_of_sockets_are_not_the_others, processes_of_one_are_not_seen,
     processes_of_the_host_are_not_seen, none_signals_the_other, shared_memory_is_not_the_others, queues_are_not_the_others,
     temp_of_one_is_not_the_others, keys_are_not_the_others, the_end_of_one_is_not_that_of_the_other, the_hosts_name_cannot_be_changed,
 }
 
-fn two(bench: &Bench) -> (Place, Place) {
-    (bench.place(), bench.place())
+fn two(bench: &Bench) -> (TestSandbox, TestSandbox) {
+    (bench.test_sandbox(), bench.test_sandbox())
 }
 
 fn files_of_one_are_not_the_others(bench: &Bench) -> Verdict {
@@ -28,63 +28,64 @@ fn files_of_one_are_not_the_others(bench: &Bench) -> Verdict {
 
 /// Listens at the same port in both, and each reaches its own.
 fn ports_of_one_are_not_the_others(bench: &Bench) -> Verdict {
-    let places = two(bench);
+    let test_sandboxes = two(bench);
     let serve = |name: &str| {
         python(&format!(
             "import socket; s = socket.socket(); s.bind(('127.0.0.1', 9090)); s.listen(); open('ready', 'w'); s.accept()[0].sendall(b'{name}')"
         ))
     };
-    let (one, other) = (places.0.begin(&serve("one"), CAPTURE), places.1.begin(&serve("other"), CAPTURE));
+    let (one, other) =
+        (test_sandboxes.0.begin(&serve("one"), CAPTURE), test_sandboxes.1.begin(&serve("other"), CAPTURE));
     let ask = "import socket; print(socket.create_connection(('127.0.0.1', 9090)).recv(9).decode())";
-    for (place, expected) in [(&places.0, "one\n"), (&places.1, "other\n")] {
-        place.wait_for("ready");
-        assert_eq!(place.python(ask).ok(), expected);
+    for (test_sandbox, expected) in [(&test_sandboxes.0, "one\n"), (&test_sandboxes.1, "other\n")] {
+        test_sandbox.wait_for("ready");
+        assert_eq!(test_sandbox.python(ask).ok(), expected);
     }
-    [one, other].into_iter().for_each(|going| drop(going.end().ok()));
+    [one, other].into_iter().for_each(|running| drop(running.end().ok()));
     Ok(())
 }
 
 fn names_of_sockets_are_not_the_others(bench: &Bench) -> Verdict {
     let (one, other) = two(bench);
     let serve = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0same'); s.listen(); open('ready', 'w'); s.accept()";
-    let going = one.begin(&python(serve), CAPTURE);
+    let running = one.begin(&python(serve), CAPTURE);
     one.wait_for("ready");
     let knock = "import socket
 try: socket.socket(socket.AF_UNIX).connect('\\0same'); print('met')
 except OSError: print('alone')";
     assert_eq!((other.python(knock).ok(), one.python(knock).ok()), ("alone\n".to_owned(), "met\n".to_owned()));
-    going.end().ok();
+    running.end().ok();
     Ok(())
 }
 
 fn processes_of_one_are_not_seen(bench: &Bench) -> Verdict {
     let (one, other) = two(bench);
     let mark = crate::sleepers::mark(1);
-    let going = one.start(&format!("exec sleep {mark}"));
+    let running = one.start(&format!("exec sleep {mark}"));
     crate::bench::wait_until("it runs", || one.sleeping(&mark) == 1);
     let look = "cat /proc/[0-9]*/comm | grep -c '^sleep$'; true";
     assert_eq!(one.prints(look), "1\n");
     assert_eq!(other.prints(look), "0\n");
-    going.attempt.kill_processes();
+    running.attempt.kill_processes();
     Ok(())
 }
 
 fn processes_of_the_host_are_not_seen(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let output = place.prints("set -- /proc/[0-9]*; echo $#");
+    let test_sandbox = bench.test_sandbox();
+    let output = test_sandbox.prints("set -- /proc/[0-9]*; echo $#");
     assert!(output.trim().parse::<u32>().unwrap() < 12, "{output}");
     let own = std::process::id();
-    assert_eq!(place.prints(&format!("cat /proc/{own}/comm 2>/dev/null | grep -c suite; true")), "0\n");
+    assert_eq!(test_sandbox.prints(&format!("cat /proc/{own}/comm 2>/dev/null | grep -c suite; true")), "0\n");
     Ok(())
 }
 
 fn none_signals_the_other(bench: &Bench) -> Verdict {
     let (one, other) = two(bench);
-    let going = one.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo alive");
+    let running = one.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo alive");
     one.wait_for("ready");
     other.run("trap '' TERM; kill -TERM -1; for pid in $(seq 2 3000); do kill -TERM $pid; done 2>/dev/null; true");
     fs::write(one.work("go"), "").unwrap();
-    assert_eq!(going.end().ok(), "alive\n");
+    assert_eq!(running.end().ok(), "alive\n");
     Ok(())
 }
 
@@ -129,17 +130,17 @@ print(c.syscall(248, b'user', b'stockade-key', b'x', 1, -4) > 0 and c.syscall(25
 
 fn the_end_of_one_is_not_that_of_the_other(bench: &Bench) -> Verdict {
     let (one, other) = two(bench);
-    let going = other.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo alive");
+    let running = other.start("touch ready; until [ -e go ]; do sleep 0.02; done; echo alive");
     other.wait_for("ready");
     one.sandbox().destroy().unwrap();
     fs::write(other.work("go"), "").unwrap();
-    assert_eq!(going.end().ok(), "alive\n");
+    assert_eq!(running.end().ok(), "alive\n");
     Ok(())
 }
 
 fn the_hosts_name_cannot_be_changed(bench: &Bench) -> Verdict {
     let before = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-    bench.place().run("hostname taken; echo taken > /proc/sys/kernel/hostname; true");
+    bench.test_sandbox().run("hostname taken; echo taken > /proc/sys/kernel/hostname; true");
     assert_eq!(fs::read_to_string("/proc/sys/kernel/hostname").unwrap(), before);
     Ok(())
 }

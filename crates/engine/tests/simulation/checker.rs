@@ -18,7 +18,7 @@ use crate::held::Held;
 
 pub type Law = Result<(), String>;
 
-pub struct Witness {
+pub struct RunChecker {
     request: RunRequest,
     config: CoreConfig,
     log: Vec<EventKind>,
@@ -78,7 +78,7 @@ pub fn need(holds: bool, law: &str) -> Law {
     if holds { Ok(()) } else { Err(law.to_owned()) }
 }
 
-impl Witness {
+impl RunChecker {
     pub fn new(request: RunRequest, config: CoreConfig) -> Self {
         Self {
             request,

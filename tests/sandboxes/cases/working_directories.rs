@@ -5,7 +5,7 @@ use std::fs;
 use stockade_model::AttemptPlan;
 
 use crate::Verdict;
-use crate::bench::{Bench, Place, inside};
+use crate::bench::{Bench, TestSandbox, inside};
 
 super::cases! { "places":
     it_begins_in_the_workspace, it_begins_in_a_directory_of_it, it_begins_at_home, it_begins_in_temp,
@@ -18,77 +18,77 @@ fn at(directory: &str) -> AttemptPlan {
 }
 
 #[track_caller]
-fn check(place: &Place, directory: &str) {
-    assert_eq!(place.run_plan(&at(directory)).ok(), format!("{directory}\n"));
+fn check(test_sandbox: &TestSandbox, directory: &str) {
+    assert_eq!(test_sandbox.run_plan(&at(directory)).ok(), format!("{directory}\n"));
 }
 
 fn it_begins_in_the_workspace(bench: &Bench) -> Verdict {
-    check(&bench.place(), "/workspace");
+    check(&bench.test_sandbox(), "/workspace");
     Ok(())
 }
 
 fn it_begins_in_a_directory_of_it(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    place.prints("mkdir -p 'a b/c'");
-    check(&place, "/workspace/a b/c");
+    let test_sandbox = bench.test_sandbox();
+    test_sandbox.prints("mkdir -p 'a b/c'");
+    check(&test_sandbox, "/workspace/a b/c");
     Ok(())
 }
 
 fn it_begins_at_home(bench: &Bench) -> Verdict {
-    check(&bench.place(), "/home/agent");
+    check(&bench.test_sandbox(), "/home/agent");
     Ok(())
 }
 
 fn it_begins_in_temp(bench: &Bench) -> Verdict {
-    check(&bench.place(), "/tmp");
+    check(&bench.test_sandbox(), "/tmp");
     Ok(())
 }
 
 /// That nothing runs, and that the directory is named.
 #[track_caller]
-fn refused(place: &Place, directory: &str) {
-    match place.try_begin(&at(directory), crate::bench::CAPTURE, false) {
+fn refused(test_sandbox: &TestSandbox, directory: &str) {
+    match test_sandbox.try_begin(&at(directory), crate::bench::CAPTURE, false) {
         Err(error) => assert!(error.what.contains("directory"), "{error:?}"),
-        Ok(going) => {
-            let ran = going.end();
+        Ok(running) => {
+            let ran = running.end();
             assert_eq!(ran.stdout(), "", "it ran");
             assert!(format!("{:?}{}", ran.end.end, ran.stderr()).contains("directory"), "{ran:?}");
         }
     }
-    assert_eq!(place.prints("echo on"), "on\n");
+    assert_eq!(test_sandbox.prints("echo on"), "on\n");
 }
 
 fn one_that_is_absent_is_refused(bench: &Bench) -> Verdict {
-    refused(&bench.place(), "/workspace/absent");
+    refused(&bench.test_sandbox(), "/workspace/absent");
     Ok(())
 }
 
 fn a_file_is_no_working_directory(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    fs::write(place.work("file"), "").unwrap();
-    refused(&place, "/workspace/file");
+    let test_sandbox = bench.test_sandbox();
+    fs::write(test_sandbox.work("file"), "").unwrap();
+    refused(&test_sandbox, "/workspace/file");
     Ok(())
 }
 
 fn a_link_within_leads_there(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    place.prints("mkdir real; ln -s real link");
-    assert_eq!(place.run_plan(&at("/workspace/link")).ok(), "/workspace/real\n");
+    let test_sandbox = bench.test_sandbox();
+    test_sandbox.prints("mkdir real; ln -s real link");
+    assert_eq!(test_sandbox.run_plan(&at("/workspace/link")).ok(), "/workspace/real\n");
     Ok(())
 }
 
 fn a_link_out_leads_to_nothing_of_the_host(bench: &Bench) -> Verdict {
-    let place = bench.place();
+    let test_sandbox = bench.test_sandbox();
     let outside = bench.directory("outside");
     fs::write(outside.join("secret"), "").unwrap();
-    std::os::unix::fs::symlink(&outside, place.work("out")).unwrap();
-    refused(&place, "/workspace/out");
+    std::os::unix::fs::symlink(&outside, test_sandbox.work("out")).unwrap();
+    refused(&test_sandbox, "/workspace/out");
     Ok(())
 }
 
 fn the_hosts_own_path_is_absent_inside(bench: &Bench) -> Verdict {
-    let place = bench.place();
-    let path = place.plan.workspace.to_str().unwrap().to_owned();
-    refused(&place, &path);
+    let test_sandbox = bench.test_sandbox();
+    let path = test_sandbox.plan.workspace.to_str().unwrap().to_owned();
+    refused(&test_sandbox, &path);
     Ok(())
 }

@@ -12,144 +12,149 @@ const NEW: Row = Row { ask: &[Git, Reader], ..ROW };
 /// Attacks.
 pub const ROWS: &[Row] = &[
     // One key, however it is spelled.
-    Row { id: "judged-set", attack: "git config core.fsmonitor $C", ..OWN },
+    Row { id: "checked-set", attack: "git config core.fsmonitor $C", ..OWN },
     Row {
-        id: "judged-moved",
+        id: "checked-moved",
         attack: "{ cat .git/config; gitcfg; } >.git/config.lock; mv .git/config.lock .git/config",
         ..OWN
     },
     Row {
-        id: "judged-case",
+        id: "checked-case",
         attack: "printf '[CoRe]\\n\\tFsMonitor = %s\\n' $C >l; cat l >>.git/config.lock; mv .git/config.lock .git/config",
         ..OWN
     },
-    Row { id: "judged-one-line", attack: "printf '[core] fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
-    Row { id: "judged-headers", attack: "printf '[user][core]fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
-    Row { id: "judged-quoted", attack: "printf '[core]\\n\\tfsmonitor = \"%s\"\\n' $C >l; mv l .git/config", ..OWN },
+    Row { id: "checked-one-line", attack: "printf '[core] fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
+    Row { id: "checked-headers", attack: "printf '[user][core]fsmonitor=%s' $C >l; mv l .git/config", ..OWN },
+    Row { id: "checked-quoted", attack: "printf '[core]\\n\\tfsmonitor = \"%s\"\\n' $C >l; mv l .git/config", ..OWN },
     Row {
-        id: "judged-quoted-within",
+        id: "checked-quoted-within",
         attack: "printf '[core]\\n\\tfsmonitor = \"/\"%s ; x\\n' ${C#/} >l; mv l .git/config",
         ..OWN
     },
     Row {
-        id: "judged-after-comment",
+        id: "checked-after-comment",
         attack: "printf '[core]\\n# \\\\\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
         ..OWN
     },
     Row {
-        id: "judged-after-value-comment",
+        id: "checked-after-value-comment",
         attack: "printf '[core]\\n\\tbare = false # \\\\\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
         ..OWN
     },
     Row {
-        id: "judged-continued",
+        id: "checked-continued",
         attack: "printf '[core]\\n\\tfsmonitor = \\\\\\n%s\\n' $C >l; mv l .git/config",
         ..OWN
     },
     Row {
-        id: "judged-after-continued",
+        id: "checked-after-continued",
         attack: "printf '[user]\\n\\tname = \"a\\\\\\n\"\\n[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
         ..OWN
     },
     Row {
-        id: "judged-mark",
+        id: "checked-mark",
         attack: "printf '\\xef\\xbb\\xbf[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
         ..OWN
     },
-    Row { id: "judged-return", attack: "printf '[core]\\r\\n\\tfsmonitor = %s\\r\\n' $C >l; mv l .git/config", ..OWN },
+    Row { id: "checked-return", attack: "printf '[core]\\r\\n\\tfsmonitor = %s\\r\\n' $C >l; mv l .git/config", ..OWN },
     Row {
-        id: "judged-zero",
+        id: "checked-zero",
         attack: "printf '[user]\\n\\tname = a\\0b\\n[core]\\n\\tfsmonitor = %s\\n' $C >l; mv l .git/config",
         ..OWN
     },
-    Row { id: "judged-large", attack: "{ printf '# %2000000d\\n' 1; gitcfg; } >l; mv l .git/config", ..OWN },
-    Row { id: "judged-include", attack: "gitcfg >s.cfg; git config include.path ../s.cfg", ..OWN },
-    Row { id: "judged-include-if", attack: "gitcfg >s.cfg; git config 'includeIf.gitdir:**.path' ../s.cfg", ..OWN },
-    Row { id: "judged-hooks-path", attack: "mkhook h/pre-commit; git config core.hooksPath h", ..OWN },
-    Row { id: "judged-alias", attack: "git config alias.zz \"!$C\"", ask: &[Person("git zz")], ..OWN },
-    Row { id: "judged-editor", attack: "git config core.editor $C", ask: &[Person("git commit --allow-empty")], ..OWN },
+    Row { id: "checked-large", attack: "{ printf '# %2000000d\\n' 1; gitcfg; } >l; mv l .git/config", ..OWN },
+    Row { id: "checked-include", attack: "gitcfg >s.cfg; git config include.path ../s.cfg", ..OWN },
+    Row { id: "checked-include-if", attack: "gitcfg >s.cfg; git config 'includeIf.gitdir:**.path' ../s.cfg", ..OWN },
+    Row { id: "checked-hooks-path", attack: "mkhook h/pre-commit; git config core.hooksPath h", ..OWN },
+    Row { id: "checked-alias", attack: "git config alias.zz \"!$C\"", ask: &[Person("git zz")], ..OWN },
     Row {
-        id: "judged-filter",
+        id: "checked-editor",
+        attack: "git config core.editor $C",
+        ask: &[Person("git commit --allow-empty")],
+        ..OWN
+    },
+    Row {
+        id: "checked-filter",
         attack: "git config filter.x.clean $C; echo '* filter=x' >.gitattributes; echo x >f",
         ask: &[Person("git add f")],
         ..OWN
     },
     Row {
-        id: "judged-renamed-section",
+        id: "checked-renamed-section",
         attack: "git config user.fsmonitor $C; git config --rename-section user core",
         ..OWN
     },
-    Row { id: "judged-unknown", attack: "git config stockade.planted STOCKADE-PLANTED", ..OWN },
+    Row { id: "checked-unknown", attack: "git config stockade.planted STOCKADE-PLANTED", ..OWN },
     // Where the person's git goes.
-    Row { id: "judged-remote-program", attack: "git remote add x 'ext::sh -c STOCKADE-PLANTED'", ..OWN },
-    Row { id: "judged-remote-option", attack: "git config remote.x.url -STOCKADE-PLANTED", ..OWN },
-    Row { id: "judged-remote-helper", attack: "git config remote.x.url STOCKADE-PLANTED://x", ..OWN },
+    Row { id: "checked-remote-program", attack: "git remote add x 'ext::sh -c STOCKADE-PLANTED'", ..OWN },
+    Row { id: "checked-remote-option", attack: "git config remote.x.url -STOCKADE-PLANTED", ..OWN },
+    Row { id: "checked-remote-helper", attack: "git config remote.x.url STOCKADE-PLANTED://x", ..OWN },
     Row {
-        id: "judged-remote-changed",
+        id: "checked-remote-changed",
         prepare: "git init -q; git remote add origin https://localhost/a",
         attack: "git remote set-url origin https://localhost/STOCKADE-PLANTED",
         ..OWN
     },
     Row {
-        id: "judged-remote-made-anew",
+        id: "checked-remote-made-anew",
         prepare: "git init -q; git remote add origin https://localhost/a",
         attack: "git remote remove origin; git remote add origin https://localhost/STOCKADE-PLANTED",
         ..OWN
     },
     Row {
-        id: "judged-remote-renamed",
+        id: "checked-remote-renamed",
         prepare: "git init -q; git remote add origin https://localhost/a; git config branch.x.remote origin",
         attack: "git config --rename-section remote.origin remote.y; git remote add origin https://localhost/STOCKADE-PLANTED",
         ..OWN
     },
     Row {
-        id: "judged-branch-changed",
+        id: "checked-branch-changed",
         prepare: "git init -q; git remote add origin https://localhost/a; git config branch.x.remote origin",
         attack: "git config remote.STOCKADE-PLANTED.fetch x; git config branch.x.remote STOCKADE-PLANTED",
         ..KEY
     },
-    Row { id: "judged-instead-of", attack: "git config url.STOCKADE-PLANTED.insteadOf https", ..KEY },
-    Row { id: "judged-work-tree", attack: "git config core.worktree /STOCKADE-PLANTED", ..OWN },
+    Row { id: "checked-instead-of", attack: "git config url.STOCKADE-PLANTED.insteadOf https", ..KEY },
+    Row { id: "checked-work-tree", attack: "git config core.worktree /STOCKADE-PLANTED", ..OWN },
     // Another way to the name.
-    Row { id: "judged-appended", attack: "gitcfg >>.git/config", ..OWN },
-    Row { id: "judged-overwritten", attack: "gitcfg | dd of=.git/config conv=notrunc status=none", ..OWN },
-    Row { id: "judged-exchanged", attack: "gitcfg >x; $ACTS exchange x .git/config", ..OWN },
+    Row { id: "checked-appended", attack: "gitcfg >>.git/config", ..OWN },
+    Row { id: "checked-overwritten", attack: "gitcfg | dd of=.git/config conv=notrunc status=none", ..OWN },
+    Row { id: "checked-exchanged", attack: "gitcfg >x; $ACTS exchange x .git/config", ..OWN },
     Row {
-        id: "judged-linked",
+        id: "checked-linked",
         attack: "gitcfg >x; rm -f .git/config; ln x .git/config; ln -s ../x .git/config",
         ..OWN
     },
-    Row { id: "judged-unnamed", attack: "rm -f .git/config; gitcfg | $ACTS tmplink .git .git/config", ..OWN },
-    Row { id: "judged-link-moved", attack: "gitcfg >x; ln -s ../x y; mv -T y .git/config", ..OWN },
+    Row { id: "checked-unnamed", attack: "rm -f .git/config; gitcfg | $ACTS tmplink .git .git/config", ..OWN },
+    Row { id: "checked-link-moved", attack: "gitcfg >x; ln -s ../x y; mv -T y .git/config", ..OWN },
     Row {
-        id: "judged-source-linked",
+        id: "checked-source-linked",
         attack: "cp .git/config x; ln x .git/config.lock; mv .git/config.lock .git/config; gitcfg >>x",
         ..OWN
     },
     Row {
-        id: "judged-source-open",
+        id: "checked-source-open",
         attack: "cp .git/config .git/config.lock; exec 9>>.git/config.lock; mv .git/config.lock .git/config; gitcfg >&9",
         ..OWN
     },
     Row {
-        id: "judged-source-mapped",
+        id: "checked-source-mapped",
         attack: "gitcfg | $ACTS map .git/config.lock go & for n in $(seq 200); do [ -e go.ready ] && break; sleep 0.02; done; mv .git/config.lock .git/config; : >go; wait",
         ..OWN
     },
     Row {
-        id: "judged-source-later",
+        id: "checked-source-later",
         attack: "cp .git/config x; ln x y; mv x .git/config",
         then: Then::Later("gitcfg >>y"),
         ..OWN
     },
     Row {
-        id: "judged-source-beside",
+        id: "checked-source-beside",
         attack: "mv w .git/config",
         then: Then::Beside("cp .git/config w; gitcfg | $ACTS hold w go"),
         ..OWN
     },
     Row {
-        id: "judged-race",
+        id: "checked-race",
         attack: r#"C=$C python3 -c '
 import os, threading, time
 good, bad = b"[user]\n\tname = aaaa\n", b"[core]\n\tfsmonitor=%s\n" % os.environ["C"].encode()
@@ -178,108 +183,108 @@ over = True
         { cat .git/config; gitcfg; } >l; mv l .git/config"#,
         ..OWN
     },
-    Row { id: "judged-staged", attack: "git config core.fsmonitor $C", then: Then::Commit(&[]), ..OWN },
+    Row { id: "checked-staged", attack: "git config core.fsmonitor $C", then: Then::Commit(&[]), ..OWN },
     Row {
-        id: "judged-work-tree-settings",
+        id: "checked-work-tree-settings",
         attack: "git config extensions.worktreeConfig true; gitcfg >x; mv x .git/config.worktree; gitcfg >.git/config.worktree",
         ..OWN
     },
     // A new repository.
     Row {
-        id: "judged-new",
+        id: "checked-new",
         attack: "git init -q s; { cat s/.git/config; gitcfg; } >x; mv x s/.git/config; gitcfg >>s/.git/config",
         ..NEW
     },
     Row {
-        id: "judged-new-template",
+        id: "checked-new-template",
         attack: "mkdir t; gitcfg >t/config; mkhook t/hooks/pre-commit; git init -q --template=t s",
         ..NEW
     },
     // Written in their place, by programs that are not git's.
     Row {
-        id: "judged-in-place",
+        id: "checked-in-place",
         attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; gitcfg >.git/config",
         ..NEW
     },
     Row {
-        id: "judged-in-place-late",
+        id: "checked-in-place-late",
         attack: "mkdir -p .git/objects .git/refs; exec 3>.git/config; head_file >.git/HEAD; ls .git >/dev/null; gitcfg >&3; exec 3>&-; touch x",
         ..NEW
     },
     Row {
-        id: "judged-in-place-kept",
+        id: "checked-in-place-kept",
         attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; exec 3<>.git/config; touch x; (exec 4>/proc/self/fd/3; exec 3>&-; touch y; gitcfg >&4) & wait; exec 3>&-; touch z; cat .git/config >/dev/null",
         ..NEW
     },
     Row {
-        id: "judged-in-place-linked",
+        id: "checked-in-place-linked",
         attack: "mkdir -p .git/objects .git/refs; head_file >.git/HEAD; : >.git/config; ln .git/config l; gitcfg >>l; touch x",
         ..NEW
     },
-    Row { id: "judged-new-hook", attack: "git init -q s; mkhook s/.git/hooks/pre-commit", ..NEW },
+    Row { id: "checked-new-hook", attack: "git init -q s; mkhook s/.git/hooks/pre-commit", ..NEW },
     Row {
-        id: "judged-new-sample",
+        id: "checked-new-sample",
         attack: "git init -q s; cd s/.git/hooks; hook >x.sample; chmod 755 x.sample; ln x.sample pre-commit; mv x.sample pre-commit",
         ask: &[Git],
         ..NEW
     },
     Row {
-        id: "judged-new-hooks-moved",
+        id: "checked-new-hooks-moved",
         attack: "git init -q s; rm -rf s/.git/hooks; mkhook h/pre-commit; mv -T h s/.git/hooks",
         ..NEW
     },
     Row {
-        id: "judged-new-hooks-linked",
+        id: "checked-new-hooks-linked",
         attack: "git init -q s; rm -rf s/.git/hooks; mkhook h/pre-commit; ln -s ../../h s/.git/hooks",
         ..NEW
     },
     Row {
-        id: "judged-new-moved",
+        id: "checked-new-moved",
         attack: "git init -q s; mv s/.git g; mkhook g/hooks/pre-commit; gitcfg >>g/config; mv g s/.git",
         ..NEW
     },
     Row {
-        id: "judged-new-common",
+        id: "checked-new-common",
         attack: "git init -q s; mkdir -p y/objects y/refs; gitcfg >y/config; echo $W/y >s/.git/commondir; echo $W/y >x; mv x s/.git/commondir",
         ..NEW
     },
     Row {
-        id: "judged-clone-settings",
+        id: "checked-clone-settings",
         attack: "git init -q -b main o; git -C o commit -q --allow-empty -m x; git clone -q -c core.fsmonitor=$C o s",
         ..NEW
     },
     Row {
-        id: "judged-separate",
+        id: "checked-separate",
         attack: "git init -q --separate-git-dir=m s; mkhook m/hooks/pre-commit; gitcfg >>m/config",
         ..NEW
     },
     Row {
-        id: "judged-global-hooks-there",
+        id: "checked-global-hooks-there",
         prepare: "git config --global core.hooksPath hooks2",
         attack: "mkhook n/hooks2/pre-commit; git init -q n",
         ..NEW
     },
     Row {
-        id: "judged-global-hooks-moved",
+        id: "checked-global-hooks-moved",
         prepare: "git config --global core.hooksPath d/hooks2",
         attack: "git init -q n; mkhook d/hooks2/pre-commit; mv d n/d; mkhook x/pre-commit; mkdir n/d; mv x n/d/hooks2",
         ..NEW
     },
     Row {
-        id: "judged-global-hooks-linked",
+        id: "checked-global-hooks-linked",
         prepare: "git config --global core.hooksPath d/hooks2",
         attack: "mkdir n; ln -s ../e n/d; git init -q n; mkhook e/hooks2/pre-commit; rm -f n/d; ln -s ../e n/d",
         ..NEW
     },
     Row {
-        id: "judged-shipped-half",
+        id: "checked-shipped-half",
         prepare: "mkdir -p .git/objects .git/refs; gitcfg >.git/config",
         attack: "head_file >.git/HEAD; head_file >x; mv x .git/HEAD; git init -q",
         ask: &[Git],
         ..NEW
     },
     Row {
-        id: "judged-shipped-half-hooks",
+        id: "checked-shipped-half-hooks",
         prepare: "mkdir -p .git/refs; head_file >.git/HEAD; mkhook .git/hooks/pre-commit",
         attack: "mkdir .git/objects; git init -q",
         ask: &[Git],
@@ -287,32 +292,32 @@ over = True
     },
     // What leads to a repository.
     Row {
-        id: "judged-pointer",
+        id: "checked-pointer",
         attack: "mkdir -p y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD; echo \"gitdir: $W/y\" >w/.git; echo \"gitdir: $W/y\" >x; mv x w/.git",
         ..OWN
     },
     Row {
-        id: "judged-pointer-in-store",
+        id: "checked-pointer-in-store",
         attack: "mkdir -p .git/refs/y/objects .git/refs/y/refs w; gitcfg >.git/refs/y/config; head_file >.git/refs/y/HEAD; echo \"gitdir: $W/.git/refs/y\" >w/.git",
         ..OWN
     },
     Row {
-        id: "judged-pointer-to-module",
+        id: "checked-pointer-to-module",
         attack: "mkdir -p .git/modules/y/objects .git/modules/y/refs w; gitcfg >.git/modules/y/config; gitcfg >x; mv x .git/modules/y/config; head_file >.git/modules/y/HEAD; echo \"gitdir: $W/.git/modules/y\" >w/.git",
         ..OWN
     },
     Row {
-        id: "judged-pointer-to-module-hooks",
+        id: "checked-pointer-to-module-hooks",
         attack: "mkdir -p .git/modules/y/objects .git/modules/y/refs w; mkhook .git/modules/y/hooks/pre-commit; head_file >.git/modules/y/HEAD; echo \"gitdir: $W/.git/modules/y\" >w/.git",
         ..OWN
     },
     Row {
-        id: "judged-pointer-through-link",
+        id: "checked-pointer-through-link",
         attack: "mkdir -p .git/modules y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD; ln -s $W/y .git/modules/y; ln -s $W/y y2; mv y2 .git/modules/y; echo \"gitdir: $W/.git/modules/y\" >w/.git",
         ..OWN
     },
     Row {
-        id: "judged-pointer-late",
+        id: "checked-pointer-late",
         attack: r#"mkdir -p .git/modules/y y/objects y/refs w; gitcfg >y/config; head_file >y/HEAD
             python3 -c '
 import os
@@ -327,38 +332,38 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-common-of-work-tree",
+        id: "checked-common-of-work-tree",
         attack: "mkdir -p .git/worktrees/x y/objects y/refs w; gitcfg >y/config; head_file >.git/worktrees/x/HEAD; echo $W/y >.git/worktrees/x/commondir; echo $W/y >c; mv c .git/worktrees/x/commondir; echo \"gitdir: $W/.git/worktrees/x\" >w/.git",
         ..OWN
     },
     Row {
-        id: "judged-settings-of-work-tree",
+        id: "checked-settings-of-work-tree",
         attack: "git worktree add -q w; git config extensions.worktreeConfig true; gitcfg >x; mv x .git/worktrees/w/config.worktree; gitcfg >.git/worktrees/w/config.worktree",
         ..OWN
     },
     Row {
-        id: "judged-hooks-of-work-tree",
+        id: "checked-hooks-of-work-tree",
         prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
         attack: "git worktree add -q w || git worktree add -f -q w; mkhook w/hooks2/pre-commit",
         ..OWN
     },
     // A file that leads to a repository is judged for one place, and links are no names.
     Row {
-        id: "judged-pointer-moved",
+        id: "checked-pointer-moved",
         prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
         attack: "mkdir -p .git/worktrees/x s/d/lib w; git init -q s; mkdir -p s/.git/worktrees/x; echo ref: refs/heads/x >.git/worktrees/x/HEAD; echo ../.. >.git/worktrees/x/commondir; \
             echo 'gitdir: ../../.git/worktrees/x' >s/d/lib/.git; cat s/d/lib/.git; mv s/d/lib w/lib; echo $W/w/lib/.git >.git/worktrees/x/gitdir; cat .git/worktrees/x/commondir; mkhook w/lib/hooks2/pre-commit",
         ..OWN
     },
     Row {
-        id: "judged-pointer-past-link",
+        id: "checked-pointer-past-link",
         prepare: "git init -q; git commit -q --allow-empty -m x; git config core.hooksPath hooks2",
         attack: "git init -q s; mkdir -p .git/worktrees/x p/q s/lib s/.git/worktrees/x; echo ref: refs/heads/x >.git/worktrees/x/HEAD; echo ../.. >.git/worktrees/x/commondir; ln -s ../../p/q s/lib/ln; \
             echo 'gitdir: ln/../../.git/worktrees/x' >s/lib/.git; cat s/lib/.git; echo $W/s/lib/.git >.git/worktrees/x/gitdir; cat .git/worktrees/x/commondir; mkhook s/lib/hooks2/pre-commit",
         ..OWN
     },
     Row {
-        id: "judged-work-tree-of-module",
+        id: "checked-work-tree-of-module",
         prepare: "git config --global core.hooksPath hooks2; git init -q; git commit -q --allow-empty -m x",
         attack: "mkdir -p evil lib .git/modules/lib/objects .git/modules/lib/refs; echo ref: refs/heads/x >.git/modules/lib/HEAD; printf '[core]\\n\\trepositoryformatversion = 0\\n' >.git/modules/lib/config; \
             echo 'gitdir: ../.git/modules/lib' >lib/.git; cat lib/.git; mkhook evil/hooks2/post-index-change; \
@@ -367,7 +372,7 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-work-tree-through-link",
+        id: "checked-work-tree-through-link",
         attack: "ln -s $HOME ln; mkdir lib; git init -q t; cd t; git commit -q --allow-empty -m x; echo $C >bp; git update-index --add --cacheinfo 100644,$(git hash-object -w bp),.bash_profile; git commit -qm y; cd ..; \
             mkdir -p .git/modules/lib/objects .git/modules/lib/refs/heads; cp -r t/.git/objects/?? .git/modules/lib/objects/; git -C t rev-parse HEAD~1 >.git/modules/lib/HEAD; git -C t rev-parse HEAD >.git/modules/lib/refs/heads/main; \
             printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n\\tworktree = ../../../ln\\n' >.git/modules/lib/config; echo 'gitdir: ../.git/modules/lib' >lib/.git; cat lib/.git",
@@ -376,7 +381,7 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
     },
     // Shells take it into their prompt.
     Row {
-        id: "judged-number-of-rebase",
+        id: "checked-number-of-rebase",
         attack: "mkdir .git/rebase-merge; printf '$(%s)\\n' $C >.git/rebase-merge/msgnum; printf '$(%s)\\n' $C >x; mv x .git/rebase-merge/end; echo refs/heads/main >.git/rebase-merge/head-name; cat .git/rebase-merge/*",
         ask: &[Person(
             "for f in /usr/lib/git-core /usr/share/git-core/contrib/completion /usr/local/libexec/git-core; do test ! -e $f/git-sh-prompt || . $f/git-sh-prompt; done; __git_ps1 a b; : \"${PS1@P}\"",
@@ -385,50 +390,50 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
     },
     // What a run keeps for itself is not judged, and cannot be found from the workspace later.
     Row {
-        id: "judged-in-a-cache",
+        id: "checked-in-a-cache",
         attack: "U=${UV_CACHE_DIR:-$W/../cache}; mkdir -p $U/r/.git/objects $U/r/.git/refs; head_file >$U/r/.git/HEAD; gitcfg >$U/r/.git/config; ln -s $U/r sub; cat sub/.git/config",
         ask: &[Person("cd sub && git status"), Git],
         ..OWN
     },
     Row {
-        id: "judged-module-settings",
+        id: "checked-module-settings",
         prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
         attack: "cd sub; git config core.fsmonitor $C; git config core.hooksPath ../h; mkhook ../h/pre-commit",
         ..OWN
     },
     Row {
-        id: "judged-modules-file",
+        id: "checked-modules-file",
         attack: "printf '[submodule \"x\"]\\n\\tpath = x\\n\\tupdate = !STOCKADE-PLANTED\\n' >x; cp x .gitmodules; mv x .gitmodules",
         ask: &[Reader],
         ..OWN
     },
     Row {
-        id: "judged-modules-in-place",
+        id: "checked-modules-in-place",
         attack: "printf '[submodule \"x\"]\\n\\tpath = x\\n\\tupdate = !STOCKADE-PLANTED\\n' >x; cat x >.gitmodules; rm -f .gitmodules; cat x >.gitmodules; rm -f .gitmodules; exec 3>.gitmodules; cat x >&3; ls >/dev/null; cat x >&3",
         ask: &[Reader],
         ..OWN
     },
     Row {
-        id: "judged-unmade",
+        id: "checked-unmade",
         attack: "for part in HEAD config index description; do rm -f .git/$part; done; rm -rf .git/objects .git/refs .git/info .git/hooks .git/branches; gitcfg >.git/config; gitcfg >x; mv x .git/config; mkhook .git/hooks/pre-commit; git init -q; mkhook .git/hooks/pre-commit",
         ..OWN
     },
     Row {
-        id: "judged-unmade-address",
+        id: "checked-unmade-address",
         prepare: "git init -q; git remote add origin https://localhost/x",
         attack: "rm -f .git/config; git config remote.origin.url https://STOCKADE-PLANTED/y; printf '[remote \"origin\"]\\n\\turl = https://STOCKADE-PLANTED/y\\n' >.git/config",
         ask: &[Reader],
         ..OWN
     },
     Row {
-        id: "judged-unmade-module",
+        id: "checked-unmade-module",
         prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
         attack: "cd .git/modules/sub; rm -f HEAD config index; rm -rf objects refs hooks; gitcfg >config; gitcfg >x; mv x config; mkhook hooks/pre-commit; mkdir -p objects refs; head_file >HEAD",
         ..OWN
     },
     // What git writes to, or copies, under the name that it finds there.
     Row {
-        id: "judged-reference",
+        id: "checked-reference",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; echo x >f; git add f",
         attack: "echo $C >c; ln -s ~ lnk; for r in ORIG_HEAD refs/stash refs/tags/v refs/notes/commits; do mkdir -p .git/refs/notes; echo 'ref: refs/../../lnk/planted' >x; cp x .git/$r; cp x .git/$r.lock; mv .git/$r.lock .git/$r; rm -f .git/$r; ln x .git/$r; cp x .git/$r.lock; ln .git/$r.lock .git/$r; rm -f .git/$r.lock; [ -e .git/$r ] || cp x .git/$r; done",
         ask: &[Person(
@@ -437,33 +442,33 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-reference-of-head",
+        id: "checked-reference-of-head",
         attack: "echo $C >c; ln -s ~ lnk; echo 'ref: refs/../../lnk/planted' >x; cp x .git/HEAD; cp x .git/HEAD.lock; mv .git/HEAD.lock .git/HEAD",
         ask: &[Person("git commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-reference-moved",
+        id: "checked-reference-moved",
         attack: "echo $C >c; ln -s ~ lnk; for d in .git/objects/aa .git/logs/d d; do mkdir -p $d; echo 'ref: refs/../../lnk/planted' >$d/main; rm -rf .git/refs/heads; mv -T $d .git/refs/heads; done",
         ask: &[Person("git commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-reference-of-work-tree",
+        id: "checked-reference-of-work-tree",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; git worktree add -q w -b w",
         attack: "echo $C >c; ln -s ~ lnk; echo 'ref: refs/../../lnk/planted' >x; cp x .git/worktrees/w/HEAD; mv x .git/worktrees/w/HEAD",
         ask: &[Person("git -C w commit -q --allow-empty -m y; [ ! -e ~/planted ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-resolutions",
+        id: "checked-resolutions",
         prepare: "git init -q; git commit -q --allow-empty -m x; mkdir ~/keep; echo STOCKADE-PLANTED >~/keep/secret",
         attack: "echo $C >c; h=1111111111111111111111111111111111111111; mkdir -p .git/rr-cache/$h; echo a >.git/rr-cache/$h/preimage; printf '%s\\t%s\\0' $h ~/keep/secret >x; cp x .git/MERGE_RR; mv x .git/MERGE_RR",
         ask: &[Person("echo y >>f; git add f; git commit -qm y; grep -rq STOCKADE .git/rr-cache && $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-two-ways-to-a-module",
+        id: "checked-two-ways-to-a-module",
         prepare: "git init -q o; git -C o commit -q --allow-empty -m x; git init -q; git -c protocol.file.allow=always submodule --quiet add ./o sub",
         attack: "echo $C >c; echo x >sub/planted; git -C sub add planted; git -C sub -c user.name=x -c user.email=x commit -qm x; mkdir sub2; echo 'gitdir: ../.git/modules/sub' >sub2/.git; ls >/dev/null; git config -f .git/modules/sub/config core.worktree ../../../sub2; rm -r sub2; ln -s ~ sub2; ln -s ~ x; mv -T x sub2; mkdir d; ln -s ~ d/sub2",
         ask: &[Person(
@@ -472,14 +477,14 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-place-of-work-tree",
+        id: "checked-place-of-work-tree",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; mkdir ~/v; git worktree add -q w -b w",
         attack: "echo $C >c; mkdir -p .git/worktrees/x; git rev-parse HEAD >.git/worktrees/x/HEAD; cp .git/index i; mv i .git/worktrees/x/index; echo ../.. >.git/worktrees/x/commondir; for x in w x; do echo ~/v/.git >.git/worktrees/$x/gitdir; echo ~/v/.git >y; mv y .git/worktrees/$x/gitdir; done",
         ask: &[Person("git worktree repair; [ ! -e ~/v/.git ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-beside-settings",
+        id: "checked-beside-settings",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; git remote add origin https://localhost/x; git config branch.main.remote origin",
         attack: "echo $C >c; git config extensions.worktreeConfig true; git config --worktree remote.origin.pushurl https://localhost/y; git config remote.zz.url https://localhost/z; git config --worktree branch.main.remote zz; git config --worktree submodule.x.url https://localhost/z",
         ask: &[Person(
@@ -488,21 +493,21 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-remote-hidden",
+        id: "checked-remote-hidden",
         prepare: "git init -q -b main; git init -q -b main ~/.password-store; git -C ~/.password-store commit -q --allow-empty -m x",
         attack: "echo $C >c; git remote add zz ~/.password-store; git remote add yy file://$HOME/.password-store; ln -s ~/.password-store l; git remote add xx ./l",
         ask: &[Person("git fetch -q --all; [ -z \"$(git for-each-ref refs/remotes)\" ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-branch-begun",
+        id: "checked-branch-begun",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; git remote add origin https://localhost/x",
         attack: "echo $C >c; git remote add up https://localhost/y; git config branch.main.remote up",
         ask: &[Person("[ -z \"$(git config branch.main.remote)\" ] || $(cat c)")],
         ..OWN
     },
     Row {
-        id: "judged-last-taken-away",
+        id: "checked-last-taken-away",
         prepare: "git init -q; for x in a b a; do git config --add core.hooksPath $x; done",
         attack: "echo $C >c; grep -v Path .git/config >l; printf '\\thooksPath = a\\n\\thooksPath = b\\n' >>l; mv l .git/config",
         ask: &[Person("[ \"$(git config core.hooksPath)\" = a ] || $(cat c)")],
@@ -510,7 +515,7 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
     },
     // The directory leads git by its place, which the run beside began too early to know.
     Row {
-        id: "judged-work-tree-beside",
+        id: "checked-work-tree-beside",
         prepare: "git init -q -b main; git commit -q --allow-empty -m x; git config core.hooksPath .githooks",
         attack: "git init -q -b main h; git -C h config user.name Me; git -C h config user.email me@localhost; git -C h commit -q --allow-empty -m x; git -C h worktree add -q s HEAD; mkdir h/s/.githooks; mkhook h/s/.githooks/pre-commit; echo 'gitdir: ../.git/worktrees/s' >h/s/.git; cat h/s/.git",
         then: Then::Beside(
@@ -520,14 +525,14 @@ open("w/.git", "r+").write("gitdir: ../y\n")'"#,
         ..OWN
     },
     Row {
-        id: "judged-start-of-bisection",
+        id: "checked-start-of-bisection",
         attack: "echo $C >c; git rev-parse HEAD >.git/BISECT_EXPECTED_REV; : >.git/BISECT_LOG; echo --orphan=zz >x; cp x .git/BISECT_START; mv x .git/BISECT_START",
         ask: &[Person("git bisect reset; [ \"$(git symbolic-ref HEAD)\" != refs/heads/zz ] || $(cat c)")],
         ..OWN
     },
     // What else git acts on.
     Row {
-        id: "judged-index",
+        id: "checked-index",
         attack: r#"hook >e; chmod 755 e; git add e; B=$(git hash-object -w e) python3 -c '
 import hashlib, os, struct
 name = b".git/hooks/post-checkout"
@@ -548,38 +553,38 @@ for place in (".git/index.lock", ".git/index"):
         ..OWN
     },
     Row {
-        id: "judged-steps",
+        id: "checked-steps",
         prepare: "git init -q; for n in 1 2 3; do git commit -q --allow-empty -m $n; done; GIT_SEQUENCE_EDITOR='printf break >' git rebase -i HEAD~2",
         attack: "printf 'exec %s\\n' $C >x; cp x .git/rebase-merge/git-rebase-todo; mv x .git/rebase-merge/git-rebase-todo",
         ask: &[Person("git rebase --continue")],
         ..OWN
     },
     Row {
-        id: "judged-strategy",
+        id: "checked-strategy",
         attack: "mkdir .git/rebase-merge; echo x >.git/rebase-merge/strategy",
         ask: &[There(".git/rebase-merge/strategy")],
         ..OWN
     },
     Row {
-        id: "judged-old-remote",
+        id: "checked-old-remote",
         attack: "mkdir -p .git/remotes .git/branches; echo x >.git/remotes/x; echo x >.git/branches/x; [ -e .git/remotes/x ] || mv .git/branches .git/remotes",
         ask: &[There(".git/remotes/x")],
         ..OWN
     },
     Row {
-        id: "judged-link-in-logs",
+        id: "checked-link-in-logs",
         attack: "mkdir -p d .git/logs; ln -s ~/.bashrc d/x; ln -s ~/.bashrc .git/logs/x; ln d/x .git/logs/x; rm -rf .git/logs; mv -T d .git/logs",
         ask: &[There(".git/logs/x")],
         ..OWN
     },
     Row {
-        id: "judged-attributes",
+        id: "checked-attributes",
         attack: "mkdir -p .git/info; echo '* STOCKADE-PLANTED' >.git/info/attributes; echo '* STOCKADE-PLANTED' >x; mv x .git/info/attributes",
         ask: &[Reader],
         ..OWN
     },
     Row {
-        id: "judged-git-moved",
+        id: "checked-git-moved",
         attack: "mv .git old; mkdir -p .git/objects .git/refs; head_file >.git/HEAD; gitcfg >.git/config; gitcfg >x; mv x .git/config",
         ..OWN
     },

@@ -1,4 +1,4 @@
-//! A kind of sandbox without walls: it notes what it is asked for.
+//! A kind of sandbox that isolates nothing: it records its calls.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -35,14 +35,14 @@ impl Noted {
     }
 }
 
-pub(crate) struct Walls {
+pub(crate) struct FakeIsolation {
     pub name: &'static str,
     pub keeps_background: bool,
     pub stands: bool,
     pub noted: Arc<Noted>,
 }
 
-impl SandboxProvider for Walls {
+impl SandboxProvider for FakeIsolation {
     fn name(&self) -> &'static str {
         self.name
     }
