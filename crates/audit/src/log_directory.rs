@@ -94,10 +94,10 @@ impl LogDirectory {
             // `open_existing` reports a symbolic link or a file at this path, by its name.
             if path.symlink_metadata().is_ok() { Ok(()) } else { Err(system_error("create", path)(source)) }
         })?;
-        let place = Self::open_existing(path)?;
-        let stat = rustix::fs::fstat(&place.fd).map_err(|e| system_error("examine", path)(e.into()))?;
-        demand_private(&stat, path)?;
-        Ok(place)
+        let directory = Self::open_existing(path)?;
+        let stat = rustix::fs::fstat(&directory.fd).map_err(|e| system_error("examine", path)(e.into()))?;
+        require_private(&stat, path)?;
+        Ok(directory)
     }
 
     /// Opens the directory for reading. Its owner is not checked, because an auditor may read
@@ -125,7 +125,7 @@ impl LogDirectory {
         let name = name.as_ref();
         let path = self.path.join(name);
         let Some((file, stat)) = self.open_file(name, flags)? else { return Ok(None) };
-        demand_private(&stat, &path)?;
+        require_private(&stat, &path)?;
         if stat.st_nlink != 1 {
             return Err(LogFileError::Kind { expected: "file", path });
         }
@@ -161,7 +161,7 @@ impl LogDirectory {
     }
 }
 
-fn demand_private(stat: &Stat, path: &Path) -> Result<(), LogFileError> {
+fn require_private(stat: &Stat, path: &Path) -> Result<(), LogFileError> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(LogFileError::Owner { path: path.to_owned(), owner: stat.st_uid });
     }

@@ -71,7 +71,7 @@ pub enum EntryContent {
 pub enum QueryError {
     /// The directory or a file cannot be read.
     #[error(transparent)]
-    Place(#[from] LogFileError),
+    LogFile(#[from] LogFileError),
     /// The log became shorter while it was read.
     #[error("`{}` became shorter while it was read", RawText::from(path.as_path()))]
     Shortened {
@@ -91,9 +91,9 @@ pub enum QueryError {
 /// # Errors
 /// [`QueryError`] if there is no log or it cannot be opened.
 pub fn query_log(dir: &Path, filter: EntryFilter) -> Result<LogQuery, QueryError> {
-    let place = LogDirectory::open_existing(dir)?;
+    let directory = LogDirectory::open_existing(dir)?;
     let path = dir.join(LOG_NAME);
-    let log = place.open_to_read(LOG_NAME)?.ok_or_else(|| QueryError::NoLog { dir: dir.to_owned() })?;
+    let log = directory.open_to_read(LOG_NAME)?.ok_or_else(|| QueryError::NoLog { dir: dir.to_owned() })?;
     let lock = FileLock::lock_shared(&log, &path)?;
     let size = log.metadata().map_err(system_error("examine", &path))?.len();
     drop(lock);

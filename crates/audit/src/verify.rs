@@ -50,7 +50,7 @@ pub struct VerifyReport {
 pub enum VerifyError {
     /// The log cannot be read.
     #[error(transparent)]
-    Place(#[from] LogFileError),
+    LogFile(#[from] LogFileError),
     /// There is no log.
     #[error("there is no audit log in `{}`\nhint: name the directory that holds `{LOG_NAME}`", RawText::from(dir.as_path()))]
     NoLog {
@@ -164,14 +164,14 @@ fn take_snapshot(dir: &Path, anchors: Option<&[LogAnchor]>) -> Result<LogSnapsho
     if matches!(dir.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound) {
         return Err(no_log());
     }
-    let place = LogDirectory::open_existing(dir)?;
+    let directory = LogDirectory::open_existing(dir)?;
     let path = dir.join(LOG_NAME);
     let head_broken = || VerifyError::Head { dir: dir.to_owned() };
-    let head_file = place.open_to_read(HEAD_NAME)?;
+    let head_file = directory.open_to_read(HEAD_NAME)?;
     let read = |file: &std::fs::File| head::read_bytes(file).map_err(system_error("read", &dir.join(HEAD_NAME)));
     let keys = KeyFiles::of_log(dir)?;
     let stored = keys.as_ref().map(KeyFiles::load_key).transpose()?.flatten();
-    let Some(log) = place.open_to_read(LOG_NAME)? else {
+    let Some(log) = directory.open_to_read(LOG_NAME)? else {
         let head = head_file.as_ref().map(read).transpose()?.map(|bytes| head::parse_head(&bytes));
         return Err(match head.as_ref().and_then(HeadContent::last_line) {
             Some(last) if last > 0 => missing_lines(last, LogEndSource::Head),

@@ -66,11 +66,11 @@ mod tests {
     #[test]
     fn another_directory_at_the_same_path_is_another_workspace() {
         let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
-        let place = directory.path().join("w");
-        assert!(fs::create_dir(&place).is_ok());
-        let first = workspace_identity(&place);
-        assert_eq!(workspace_identity(&place), first);
-        assert!(fs::remove_dir(&place).and_then(|()| fs::create_dir(&place)).is_ok());
-        assert_ne!(workspace_identity(&place), first);
+        let tested_path = directory.path().join("w");
+        assert!(fs::create_dir(&tested_path).is_ok());
+        let first = workspace_identity(&tested_path);
+        assert_eq!(workspace_identity(&tested_path), first);
+        assert!(fs::remove_dir(&tested_path).and_then(|()| fs::create_dir(&tested_path)).is_ok());
+        assert_ne!(workspace_identity(&tested_path), first);
     }
 }

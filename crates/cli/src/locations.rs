@@ -238,8 +238,8 @@ impl StateDirectory {
 fn refuse_dangling_link(path: &Path) -> Result<(), CliError> {
     let steps = trace_path(path).steps;
     let dangling = steps.iter().find(|step| step.object == StepObject::Missing && step.link.is_some());
-    let Some(PathStep { place, link: Some(link), .. }) = dangling else { return Ok(()) };
-    let why = format!("leads through the link {} to {}, which does not exist", quote_path(link), quote_path(place));
+    let Some(PathStep { location, link: Some(link), .. }) = dangling else { return Ok(()) };
+    let why = format!("leads through the link {} to {}, which does not exist", quote_path(link), quote_path(location));
     Err(CliError::new(format!("the directory {} {why}", quote_path(path)))
         .with_hint("remove the link, or make its target yourself"))
 }
@@ -337,7 +337,7 @@ pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
 /// # Errors
 /// [`CliError`] if the owner is another user or cannot be read; `what` names the directory in the
 /// message.
-pub fn demand_own(directory: &Path, what: &str) -> Result<(), CliError> {
+pub fn require_own(directory: &Path, what: &str) -> Result<(), CliError> {
     let user = rustix::process::geteuid().as_raw();
     let owner = directory.metadata()?.uid();
     if user == 0 || owner == user {

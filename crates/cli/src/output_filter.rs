@@ -39,14 +39,14 @@ enum FilterPosition {
 /// Filters output, however it is split.
 #[derive(Debug, Default)]
 pub struct OutputFilter {
-    place: FilterPosition,
+    position: FilterPosition,
     held: Vec<u8>,
 }
 
 impl OutputFilter {
     /// Returns the part of the next bytes that passes.
     pub fn filter_bytes<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        if self.place == FilterPosition::Plain && !bytes.contains(&ESCAPE) {
+        if self.position == FilterPosition::Plain && !bytes.contains(&ESCAPE) {
             return Cow::Borrowed(bytes);
         }
         let mut out = Vec::with_capacity(bytes.len());
@@ -58,20 +58,20 @@ impl OutputFilter {
 
     /// Returns whether the byte was consumed; otherwise it belongs to the next state.
     fn consume_byte(&mut self, byte: u8, out: &mut Vec<u8>) -> bool {
-        match (self.place, byte) {
+        match (self.position, byte) {
             (FilterPosition::Plain | FilterPosition::Text, ESCAPE) => self.hold_byte(byte, FilterPosition::Escape),
             (FilterPosition::Plain, _) => out.push(byte),
             (FilterPosition::Text, _) => {
                 out.push(byte);
                 if matches!(byte, BELL | CANCEL | SUBSTITUTE) {
-                    self.place = FilterPosition::Plain;
+                    self.position = FilterPosition::Plain;
                 }
             }
             (FilterPosition::Escape, b']') => self.hold_byte(byte, FilterPosition::Number),
             (FilterPosition::Escape, b'P') => self.hold_byte(byte, FilterPosition::Device),
             (FilterPosition::Escape, _) => {
                 out.append(&mut self.held);
-                self.place = FilterPosition::Plain;
+                self.position = FilterPosition::Plain;
                 return byte != ESCAPE && self.consume_byte(byte, out);
             }
             (FilterPosition::Number, b'0'..=b'9') if self.held.len() < MAX_PREFIX_BYTES => {
@@ -86,9 +86,9 @@ impl OutputFilter {
             }
             (FilterPosition::Device, _) => return self.decide_prefix(self.held[2..] == *TMUX_PASSTHROUGH, out),
             (FilterPosition::Dropped, BELL | CANCEL | SUBSTITUTE) | (FilterPosition::DroppedEscape, b'\\') => {
-                self.place = FilterPosition::Plain
+                self.position = FilterPosition::Plain
             }
-            (FilterPosition::Dropped, ESCAPE) => self.place = FilterPosition::DroppedEscape,
+            (FilterPosition::Dropped, ESCAPE) => self.position = FilterPosition::DroppedEscape,
             (FilterPosition::Dropped, _) => {}
             (FilterPosition::DroppedEscape, _) => {
                 // Any other byte after the escape ends the string.
@@ -99,19 +99,19 @@ impl OutputFilter {
         true
     }
 
-    fn hold_byte(&mut self, byte: u8, place: FilterPosition) {
+    fn hold_byte(&mut self, byte: u8, position: FilterPosition) {
         self.held.push(byte);
-        self.place = place;
+        self.position = position;
     }
 
     /// Drops or passes the examined start of a string.
     fn decide_prefix(&mut self, drops: bool, out: &mut Vec<u8>) -> bool {
         let mut held = mem::take(&mut self.held);
         if drops {
-            self.place = FilterPosition::Dropped;
+            self.position = FilterPosition::Dropped;
         } else {
             out.append(&mut held);
-            self.place = FilterPosition::Text;
+            self.position = FilterPosition::Text;
         }
         false
     }

@@ -47,7 +47,7 @@ pub enum CommandTerminal {
     /// user's. No terminal if no stream is one.
     Own,
     /// A terminal of its own in place of all streams.
-    Seat,
+    TerminalClient,
     /// This terminal; another process has its other end.
     Held(OwnedFd),
 }
@@ -68,7 +68,7 @@ impl CommandTerminal {
         if !is_at_terminal() {
             return Err(CliError::new("--tty needs to be in the foreground of its terminal"));
         }
-        Ok(Self::Seat)
+        Ok(Self::TerminalClient)
     }
 }
 
@@ -133,7 +133,11 @@ impl TerminalRelay {
                 let (ours, inner) = open_terminal_pair(Some(keyboard.as_fd())).map_err(terminal_error)?;
                 let others = !are.iter().take(2).all(|is| *is);
                 let person = RelayedTerminal::spawn_relay((ours, keyboard, screen), of_terminal, others)?;
-                (inner, Some(person), if matches!(command_terminal, CommandTerminal::Seat) { [true; 3] } else { are })
+                (
+                    inner,
+                    Some(person),
+                    if matches!(command_terminal, CommandTerminal::TerminalClient) { [true; 3] } else { are },
+                )
             }
         };
         let mut outer = [None, None, None];

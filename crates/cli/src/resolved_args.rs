@@ -41,7 +41,7 @@ pub struct ResolvedArgs {
     /// The session.
     pub session: Option<SessionId>,
     /// The other options, as typed.
-    pub terms: RunOptions,
+    pub options: RunOptions,
 }
 
 impl ResolvedArgs {
@@ -50,10 +50,10 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path, a grant or a name cannot be used.
     pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let workspace = workspace_of(&typed.terms, variables)?;
-        let (terms, cwd) = (typed.terms, locations::current_directory()?);
-        let requested = parse_grants(&terms.requests, variables, &cwd, &workspace)?;
-        let grants = parse_grants(&terms.grants, variables, &cwd, &workspace)?;
+        let workspace = workspace_of(&typed.options, variables)?;
+        let (options, cwd) = (typed.options, locations::current_directory()?);
+        let requested = parse_grants(&options.requests, variables, &cwd, &workspace)?;
+        let grants = parse_grants(&options.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
             Some(name) => Some(parse_session_id(&name)?),
             None => session_of_environment(variables)?,
@@ -64,9 +64,9 @@ impl ResolvedArgs {
             cwd,
             requested: subtract_grants(requested, &grants),
             grants,
-            limits: combine_limits(&terms.limits),
+            limits: combine_limits(&options.limits),
             session,
-            terms,
+            options,
         })
     }
 
@@ -88,7 +88,7 @@ impl ResolvedArgs {
             cwd,
             limits: Limits::default(),
             session: None,
-            terms: RunOptions { profile: typed.profile, mode: typed.mode, ..RunOptions::default() },
+            options: RunOptions { profile: typed.profile, mode: typed.mode, ..RunOptions::default() },
         })
     }
 
@@ -112,13 +112,13 @@ impl ResolvedArgs {
             cwd: self.cwd.as_path().into(),
             workspace: self.workspace.as_path().into(),
             environment,
-            profile: self.terms.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
+            profile: self.options.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
             requested: subtract_grants(self.requested.clone(), &self.grants),
-            level: self.terms.level.map_or(settings.level.value, IsolationLevel::from),
-            approval_mode: self.terms.mode.unwrap_or(settings.approval_mode.value),
-            sandbox: self.terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
-            timeout_ms: self.terms.timeout.map(to_milliseconds),
+            level: self.options.level.map_or(settings.level.value, IsolationLevel::from),
+            approval_mode: self.options.mode.unwrap_or(settings.approval_mode.value),
+            sandbox: self.options.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            timeout_ms: self.options.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,
         }
@@ -230,8 +230,8 @@ fn parse_command(subject: CommandArgs) -> Result<RequestCommand, CliError> {
 ///
 /// # Errors
 /// [`CliError`] if it cannot be used.
-pub fn workspace_of(terms: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
-    resolve_workspace(terms.workspace.as_deref(), variables, &locations::current_directory()?)
+pub fn workspace_of(options: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
+    resolve_workspace(options.workspace.as_deref(), variables, &locations::current_directory()?)
 }
 
 fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &Path) -> Result<PathBuf, CliError> {

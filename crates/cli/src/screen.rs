@@ -61,7 +61,7 @@ enum OutputToken {
 /// Parser that splits text into parts.
 #[derive(Debug, Default)]
 struct SequenceParser {
-    place: SequencePosition,
+    sequence_position: SequencePosition,
     sequence: Vec<u8>,
     /// The beginning of a string.
     text: Vec<u8>,
@@ -70,7 +70,7 @@ struct SequenceParser {
 impl SequenceParser {
     /// Returns the part that ends with this byte, if one does.
     fn next(&mut self, byte: u8) -> Option<OutputToken> {
-        let ends = match self.place {
+        let ends = match self.sequence_position {
             SequencePosition::Text if byte == BELL => return self.end_text(SequencePosition::Plain),
             SequencePosition::Text if byte == ESCAPE => return self.end_text(SequencePosition::TextEscape),
             SequencePosition::Text => {
@@ -98,30 +98,34 @@ impl SequenceParser {
             SequencePosition::Control => (0x40..=0x7e).contains(&byte),
         };
         if !ends {
-            let place = if self.place == SequencePosition::TextEscape { SequencePosition::Escape } else { self.place };
-            return self.append_to_sequence(byte, place);
+            let sequence_position = if self.sequence_position == SequencePosition::TextEscape {
+                SequencePosition::Escape
+            } else {
+                self.sequence_position
+            };
+            return self.append_to_sequence(byte, sequence_position);
         }
         self.append_to_sequence(byte, SequencePosition::Plain);
         Some(OutputToken::Sequence(mem::take(&mut self.sequence)))
     }
 
-    fn go_on(&mut self, place: SequencePosition) -> Option<OutputToken> {
-        self.place = place;
+    fn go_on(&mut self, sequence_position: SequencePosition) -> Option<OutputToken> {
+        self.sequence_position = sequence_position;
         None
     }
 
     fn end_text(&mut self, next: SequencePosition) -> Option<OutputToken> {
-        self.place = next;
+        self.sequence_position = next;
         Some(OutputToken::Text(mem::take(&mut self.text)))
     }
 
-    fn append_to_sequence(&mut self, byte: u8, place: SequencePosition) -> Option<OutputToken> {
+    fn append_to_sequence(&mut self, byte: u8, sequence_position: SequencePosition) -> Option<OutputToken> {
         if self.sequence.is_empty() {
             self.sequence.push(ESCAPE);
         }
         self.sequence.push(byte);
         // A longer sequence is not a sequence.
-        self.go_on(if self.sequence.len() > MAX_SEQUENCE_BYTES { SequencePosition::Plain } else { place })
+        self.go_on(if self.sequence.len() > MAX_SEQUENCE_BYTES { SequencePosition::Plain } else { sequence_position })
     }
 }
 
@@ -213,7 +217,7 @@ impl ScreenChanges {
     pub fn record_output(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while let [byte, behind @ ..] = rest {
-            if self.parts.place == SequencePosition::Plain {
+            if self.parts.sequence_position == SequencePosition::Plain {
                 // Most text contains no sequence.
                 let plain = rest.iter().position(|byte| matches!(*byte, ESCAPE | SHIFT_OUT | SHIFT_IN));
                 let Some(plain) = plain else { return };
@@ -239,11 +243,11 @@ impl ScreenChanges {
                 let parts = mem::take(&mut self.parts);
                 *self = Self { parts, ..Self::default() };
             }
-            [ESCAPE, place, .., set] if CHARSET_DESIGNATORS.contains(place) => {
+            [ESCAPE, sequence_position, .., set] if CHARSET_DESIGNATORS.contains(sequence_position) => {
                 if *set == b'B' {
-                    self.sets.remove(place);
+                    self.sets.remove(sequence_position);
                 } else {
-                    self.sets.insert(*place, sequence.to_vec());
+                    self.sets.insert(*sequence_position, sequence.to_vec());
                 }
             }
             [ESCAPE, b'='] => self.keypad = true,
@@ -276,8 +280,11 @@ impl ScreenChanges {
     /// Returns the same after output that may be cut off in the middle; empty if nothing needs to
     /// be undone.
     pub fn clear_sequence(&self) -> Vec<u8> {
-        let mut text =
-            if self.parts.place == SequencePosition::Plain { Vec::new() } else { END_UNFINISHED_SEQUENCE.to_vec() };
+        let mut text = if self.parts.sequence_position == SequencePosition::Plain {
+            Vec::new()
+        } else {
+            END_UNFINISHED_SEQUENCE.to_vec()
+        };
         if self.colours {
             text.extend(RESET_COLOURS);
         }

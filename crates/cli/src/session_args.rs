@@ -43,7 +43,7 @@ pub struct SessionStartArgs {
     pub idle_timeout: Duration,
     /// Options of its commands.
     #[command(flatten)]
-    pub terms: RunOptions,
+    pub options: RunOptions,
 }
 
 /// `stockade session exec`.

@@ -38,7 +38,7 @@ const REPORTED_REFUSALS_MAX: usize = 256;
 pub(crate) struct HostEgress {
     reach: EgressReach,
     rules: EgressRules,
-    edge: Arc<PreparedInterception>,
+    interception: Arc<PreparedInterception>,
     resolver: Arc<dyn NameResolver>,
     events: WeakEventSender,
     runtime: Handle,
@@ -70,16 +70,16 @@ impl HostEgress {
         (runtime, frame_sender): (Handle, TunnelFrameSender),
     ) -> Result<Self, StartError> {
         let rules = plan.profile.egress.clone();
-        let edge = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
-        let edge = edge.map_err(|error| StartError { what: error.to_string(), hint: None })?;
-        if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
+        let interception = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
+        let interception = interception.map_err(|error| StartError { what: error.to_string(), hint: None })?;
+        if interception.bundle_pem().is_some() || interception.secret_placeholders().next().is_some() {
             let what = "a persistent sandbox does not support request inspection or secrets".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         Ok(Self {
             reach: EgressReach::from_plan(plan),
             rules,
-            edge: Arc::new(edge),
+            interception: Arc::new(interception),
             resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
             events: events.downgrade(),
             runtime,
@@ -260,7 +260,7 @@ impl HostEgress {
             rules: self.rules.clone(),
             names: Arc::default(),
             dns: None,
-            edge: Arc::clone(&self.edge),
+            interception: Arc::clone(&self.interception),
             namespace: Arc::new(DisconnectedNamespace),
             policy: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
             sink: Arc::new(move |event| {
@@ -368,7 +368,7 @@ mod tests {
         SandboxId,
     };
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     struct Loopback;
 
@@ -432,7 +432,7 @@ mod tests {
         fn ask(&self, id: u32, question: &TunnelRequest) -> TunnelResponse {
             self.outside.handle_frame(question.to_frame(id)).unwrap();
             loop {
-                match self.posted.recv_timeout(PATIENCE).unwrap() {
+                match self.posted.recv_timeout(TIMEOUT).unwrap() {
                     ChannelFrame::Answered(to, answer) if to == id => return serde_json::from_slice(&answer).unwrap(),
                     _ => {}
                 }
@@ -473,21 +473,19 @@ mod tests {
         {
             let answer = host.ask(id, &connect(&target));
             assert!(matches!(answer, TunnelResponse::Refused { .. }), "{target}: {answer:?}");
-            let AttemptEvent::Denied(denial) = host.reports.recv_timeout(PATIENCE).unwrap() else { panic!("not told") };
+            let AttemptEvent::Denied(denial) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("not told") };
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
         assert!(client_texts.try_recv().is_err(), "somebody was reached");
         // Control: a granted target is reached.
         assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), TunnelResponse::Connected);
-        let ChannelFrame::Piece(4, hello) = host.posted.recv_timeout(PATIENCE).unwrap() else { panic!("no bytes") };
+        let ChannelFrame::Piece(4, hello) = host.posted.recv_timeout(TIMEOUT).unwrap() else { panic!("no bytes") };
         assert_eq!(hello, b"hello");
         host.outside.handle_frame(ChannelFrame::Piece(4, b"and hello".to_vec())).unwrap();
         host.outside.handle_frame(ChannelFrame::Piece(4, Vec::new())).unwrap();
-        assert_eq!(client_texts.recv_timeout(PATIENCE).unwrap(), "and hello");
+        assert_eq!(client_texts.recv_timeout(TIMEOUT).unwrap(), "and hello");
         host.outside.shut_down();
-        let AttemptEvent::Connection(record) = host.reports.recv_timeout(PATIENCE).unwrap() else {
-            panic!("no record")
-        };
+        let AttemptEvent::Connection(record) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("no record") };
         assert_eq!(
             (record.target.to_string(), record.bytes_up, record.bytes_down),
             (format!("good.test:{port}"), 9, 5)
@@ -534,7 +532,7 @@ mod tests {
         );
         // A connection that ends makes room.
         host.outside.handle_frame(ChannelFrame::Broken(7)).unwrap();
-        let give_up = std::time::Instant::now() + PATIENCE;
+        let give_up = std::time::Instant::now() + TIMEOUT;
         while host.outside.tunnel_streams().stream_count() == TUNNEL_STREAMS_MAX && std::time::Instant::now() < give_up
         {
             std::thread::yield_now();

@@ -67,7 +67,7 @@ impl LimitEnforcer {
 ///
 /// # Errors
 /// [`StartError`] for the first of them.
-pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
+pub(crate) fn require_enforced(limits: &Limits) -> Result<(), StartError> {
     let unsupported_limit = limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io);
     refuse_limit(
         unsupported_limit,
@@ -93,7 +93,7 @@ pub(crate) fn require_limits_without_isolation(limits: &Limits) -> Result<(), St
 ///
 /// # Errors
 /// [`StartError`] for the first of them.
-pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
+pub(crate) fn require_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
     let is_held =
         |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
     let mut lower =
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn limits_that_no_container_enforces_are_refused_by_name() {
-        assert!(demand_held(&every()).unwrap_err().what.contains("io"));
-        assert_eq!(demand_held(&Limits { io_bytes_per_s: None, ..every() }), Ok(()));
+        assert!(require_enforced(&every()).unwrap_err().what.contains("io"));
+        assert_eq!(require_enforced(&Limits { io_bytes_per_s: None, ..every() }), Ok(()));
     }
 
     #[test]
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn without_namespaces_a_command_has_the_limits_of_its_sandbox_and_a_clock() {
         let all = Limits { memory_bytes: Some(100), ..Limits::default() };
-        assert_eq!(demand_no_lower(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
-        assert_eq!(demand_no_lower(&all, &Limits { memory_bytes: Some(101), ..all.clone() }), Ok(()));
-        let less = demand_no_lower(&all, &Limits { memory_bytes: Some(50), ..all.clone() });
+        assert_eq!(require_no_lower(&all, &Limits { wall_ms: Some(5), ..all.clone() }), Ok(()));
+        assert_eq!(require_no_lower(&all, &Limits { memory_bytes: Some(101), ..all.clone() }), Ok(()));
+        let less = require_no_lower(&all, &Limits { memory_bytes: Some(50), ..all.clone() });
         assert!(less.unwrap_err().what.contains("memory"));
     }
 

@@ -77,10 +77,10 @@ impl ExpectedMounts {
                 return Err(unexpected_mount_error(&format!("nothing mounted at {}", point.display())));
             }
         }
-        if is_host_kernel { self.demand_objects(found) } else { Ok(()) }
+        if is_host_kernel { self.require_objects(found) } else { Ok(()) }
     }
 
-    fn demand_objects(&self, found: &ContainerMounts) -> Result<(), StartError> {
+    fn require_objects(&self, found: &ContainerMounts) -> Result<(), StartError> {
         for shared in &self.shared {
             let is_it = |path: &RawText| path.as_path() == Path::new(shared.inside);
             let there = found.objects.iter().find(|object| is_it(&object.path));

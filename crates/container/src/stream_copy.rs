@@ -26,7 +26,7 @@ pub(crate) type FrameSender = Arc<dyn Fn(ChannelFrame) + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEndCondition {
     /// As soon as the end is signalled.
-    Said,
+    Reported,
     /// When the end is signalled and no more data is available.
     Drained,
 }
@@ -191,7 +191,7 @@ fn read_stream(
     let mut buffer = vec![0; MAX_DATA_BYTES];
     while let Some(credit) = window.wait_for_credit() {
         let (readable, over) = wait_for(from, PollFlags::IN, ending);
-        if over && (!readable || until == StreamEndCondition::Said) {
+        if over && (!readable || until == StreamEndCondition::Reported) {
             break;
         }
         match rustix::io::read(from, &mut buffer[..credit.min(MAX_DATA_BYTES)]) {

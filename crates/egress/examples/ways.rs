@@ -95,14 +95,14 @@ fn copy(mut from: &TcpStream, mut to: &TcpStream) {
 /// A way to the server.
 enum Way {
     Direct(u16),
-    Door(Box<World>, String),
+    Proxy(Box<World>, String),
     /// A proxy that wants a CONNECT first, and for whom.
     Connect(u16, String),
 }
 
 fn start_proxy_route(server: u16) -> Way {
     let world = World::new(Options { names: vec![(NAME, "127.0.0.1")], ..Options::default() });
-    Way::Door(Box::new(world), format!("{NAME}:{server}"))
+    Way::Proxy(Box::new(world), format!("{NAME}:{server}"))
 }
 
 impl Way {
@@ -118,7 +118,7 @@ impl Way {
     fn open(&self) -> TcpStream {
         let stream = match self {
             Self::Direct(port) => TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap(),
-            Self::Door(world, target) => world.connect(target).unwrap(),
+            Self::Proxy(world, target) => world.connect(target).unwrap(),
             Self::Connect(port, target) => {
                 let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap();
                 write!(stream, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();

@@ -224,8 +224,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn few_descriptors_mean_few_connections() {
         let meter = Arc::new(TrafficMeter::new(&EgressLimits::default(), 256));
-        let places: Vec<_> = std::iter::from_fn(|| meter.acquire_outgoing_slot().ok()).collect();
-        assert_eq!(places.len(), 64);
+        let slots: Vec<_> = std::iter::from_fn(|| meter.acquire_outgoing_slot().ok()).collect();
+        assert_eq!(slots.len(), 64);
     }
 
     #[tokio::test(start_paused = true)]

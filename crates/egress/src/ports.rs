@@ -163,7 +163,7 @@ pub struct EgressProxySetup {
     /// Sockets of the name server; `None` if only [`ProxyService::NameServer`] answers.
     pub dns: Option<DnsSockets>,
     /// State prepared for these rules.
-    pub edge: Arc<PreparedInterception>,
+    pub interception: Arc<PreparedInterception>,
     /// The sandbox's network.
     pub namespace: Arc<dyn EgressNamespace>,
     /// Decides on requests to the proxies.

@@ -26,7 +26,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Serves a connection that began with a client hello, which `held` contains completely.
 pub(crate) async fn serve_connection(session: EgressSession, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
     let shared = Arc::clone(&session.shared);
-    let Some(opening) = shared.edge.tls_interceptor() else {
+    let Some(opening) = shared.interception.tls_interceptor() else {
         return session.record_refused("its traffic must be inspected, but TLS interception was not prepared");
     };
     let (reader, writer) = inside.into_split();

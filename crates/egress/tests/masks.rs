@@ -28,7 +28,7 @@ type Pieces = Arc<Mutex<Vec<Vec<u8>>>>;
 
 struct Scene {
     world: World,
-    edge: Arc<PreparedInterception>,
+    interception: Arc<PreparedInterception>,
     /// Speaks TLS for `own.test` and `other.test`.
     origin: Origin,
     /// The same in the clear.
@@ -86,7 +86,7 @@ fn scene() -> Scene {
     };
     let names = ["own.test", "other.test", "relay.test"].map(|name| (name, "127.0.0.1")).into();
     let options = Options { names, allow: vec!["*.test"], ..Options::default() };
-    let (world, edge) = World::looking(options, &origin.pem, |rules| {
+    let (world, interception) = World::looking(options, &origin.pem, |rules| {
         rules.inspect.hosts = vec![format!("other.test:{}", origin.port).parse().unwrap()];
         let hosts = [format!("own.test:{}", origin.port), format!("own.test:{plain}")];
         rules.secrets = vec![
@@ -94,7 +94,7 @@ fn scene() -> Scene {
             secret("basic", PASSWORD, &hosts, SecretKind::Basic),
         ];
     });
-    Scene { world, edge, origin, plain, speaker, pieces, requests, _files: files }
+    Scene { world, interception, origin, plain, speaker, pieces, requests, _files: files }
 }
 
 fn whole(mut stream: impl Read) -> String {
@@ -106,7 +106,7 @@ fn whole(mut stream: impl Read) -> String {
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.into());
-        self.edge.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
+        self.interception.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
     }
 
     fn bearer(&self) -> String {
@@ -120,7 +120,7 @@ impl Scene {
     /// One request over TLS, and all that comes back.
     fn tls(&self, host: &str, fields: &str) -> String {
         let stream = self.world.connect(&format!("{host}:{}", self.origin.port)).unwrap();
-        let mut stream = client(stream, host, self.edge.authority_pem().unwrap(), &[]).unwrap();
+        let mut stream = client(stream, host, self.interception.authority_pem().unwrap(), &[]).unwrap();
         stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n").as_bytes()).unwrap();
         stream.flush().unwrap();
         whole(stream)

@@ -18,7 +18,7 @@ use support::{ConnectAndWait, Options, World, arrive, echo, is_reset, serve, wai
 
 struct Scene {
     world: World,
-    edge: Arc<PreparedInterception>,
+    interception: Arc<PreparedInterception>,
     origin: Origin,
     /// `api.test:PORT`.
     target: String,
@@ -29,13 +29,15 @@ fn scene_with(change: impl FnOnce(&mut EgressRules, u16), limits: EgressLimits) 
     let origin = Origin::new(&["api.test", "closed.test", "127.0.0.1"], |_| ok("fine"));
     let names = vec![("api.test", "127.0.0.1"), ("closed.test", "127.0.0.1"), ("other.test", "127.0.0.1")];
     let allow = vec!["api.test"];
-    let (world, edge) = World::looking(Options { names, limits, allow, ..Options::default() }, &origin.pem, |rules| {
-        rules.inspect.hosts = ["api.test", "other.test", "closed.test", "127.0.0.1"].map(|h| h.parse().unwrap()).into();
-        rules.inspect.except = vec!["closed.test".parse().unwrap()];
-        change(rules, origin.port);
-    });
+    let (world, interception) =
+        World::looking(Options { names, limits, allow, ..Options::default() }, &origin.pem, |rules| {
+            rules.inspect.hosts =
+                ["api.test", "other.test", "closed.test", "127.0.0.1"].map(|h| h.parse().unwrap()).into();
+            rules.inspect.except = vec!["closed.test".parse().unwrap()];
+            change(rules, origin.port);
+        });
     let target = format!("api.test:{}", origin.port);
-    Scene { world, edge, origin, target }
+    Scene { world, interception, origin, target }
 }
 
 fn scene() -> Scene {
@@ -49,7 +51,7 @@ fn scene() -> Scene {
 impl Scene {
     fn client(&self) -> support::tls::Client {
         let stream = self.world.connect(&self.target).unwrap();
-        client(stream, "api.test", self.edge.authority_pem().unwrap(), &["h2", "http/1.1"]).unwrap()
+        client(stream, "api.test", self.interception.authority_pem().unwrap(), &["h2", "http/1.1"]).unwrap()
     }
 }
 
@@ -153,14 +155,14 @@ fn behind_a_change(upgrade: bool, fields: &str) -> (String, Vec<String>) {
     let origin = Origin::serving(&["api.test"], switch);
     let target = format!("api.test:{}", origin.port);
     let options = Options { names: vec![("api.test", "127.0.0.1")], allow: vec!["api.test"], ..Options::default() };
-    let (world, edge) = World::looking(options, &origin.pem, |rules| {
+    let (world, interception) = World::looking(options, &origin.pem, |rules| {
         rules.inspect.deny = vec![format!("* https://{target}/admin*").parse().unwrap()];
         if upgrade {
             rules.inspect.upgrade = vec![target.parse().unwrap()];
         }
     });
     let stream = world.connect(&target).unwrap();
-    let mut inside = client(stream, "api.test", edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "api.test", interception.authority_pem().unwrap(), &[]).unwrap();
     inside.sock.set_read_timeout(Some(std::time::Duration::from_millis(700))).unwrap();
     let request = format!("GET /live HTTP/1.1\r\nHost: api.test\r\n{fields}\r\nGET /admin HTTP/1.1\r\n\r\n");
     inside.write_all(request.as_bytes()).unwrap();
@@ -240,7 +242,7 @@ fn excepted_paths_stay_closed() {
     let target = format!("closed.test:{}", scene.origin.port);
     // The server's own certificate, which the authority's trust does not cover.
     let stream = scene.world.connect(&target).unwrap();
-    client(stream, "closed.test", scene.edge.authority_pem().unwrap(), &[]).unwrap_err();
+    client(stream, "closed.test", scene.interception.authority_pem().unwrap(), &[]).unwrap_err();
     let stream = scene.world.connect(&target).unwrap();
     let mut closed = client(stream, "closed.test", &scene.origin.pem, &["h2"]).unwrap();
     assert_eq!(closed.conn.alpn_protocol(), Some(&b"h2"[..]));
@@ -250,8 +252,8 @@ fn excepted_paths_stay_closed() {
 #[test]
 fn the_bundle_contains_both_and_programs_that_trust_neither_are_named() {
     let scene = scene();
-    let bundle = scene.edge.bundle_pem().unwrap();
-    assert!(bundle.contains(scene.edge.authority_pem().unwrap()));
+    let bundle = scene.interception.bundle_pem().unwrap();
+    assert!(bundle.contains(scene.interception.authority_pem().unwrap()));
     for (target, name) in [(&scene.target, "api.test"), (&format!("closed.test:{}", scene.origin.port), "closed.test")]
     {
         client(scene.world.connect(target).unwrap(), name, bundle, &[]).unwrap();
@@ -269,13 +271,13 @@ fn a_server_that_the_proxy_does_not_trust_gets_no_request() {
     let scene = scene_with(|_, _| {}, EgressLimits::default());
     let stranger = Origin::new(&["api.test"], |_| ok("stolen"));
     let stream = scene.world.connect(&format!("api.test:{}", stranger.port)).unwrap();
-    let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "api.test", scene.interception.authority_pem().unwrap(), &[]).unwrap();
     let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("no encrypted connection to api.test"), "{answer}");
     assert!(stranger.requests().is_empty());
     // A certificate for another name.
     let stream = scene.world.connect(&format!("other.test:{}", scene.origin.port)).unwrap();
-    let mut inside = client(stream, "other.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "other.test", scene.interception.authority_pem().unwrap(), &[]).unwrap();
     let answer = ask(&mut inside, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
     assert!(scene.origin.requests().is_empty());
@@ -288,7 +290,7 @@ fn addresses_tunnels_and_limits() {
     let scene = scene_with(|_, _| {}, limits);
     // By address, without a server name.
     let stream = scene.world.connect(&format!("127.0.0.1:{}", scene.origin.port)).unwrap();
-    let mut inside = client(stream, "127.0.0.1", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "127.0.0.1", scene.interception.authority_pem().unwrap(), &[]).unwrap();
     let request = format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", scene.origin.port);
     assert!(ask(&mut inside, &request).ends_with("fine"));
     // Through a tunnel of the proxy.
@@ -301,7 +303,7 @@ fn addresses_tunnels_and_limits() {
     let mut stream = arrive(connect_answer.unwrap());
     let tunnel = ask(&mut stream, &format!("CONNECT {} HTTP/1.1\r\n\r\n", scene.target));
     assert!(tunnel.starts_with("HTTP/1.1 200"), "{tunnel}");
-    let mut inside = client(stream, "api.test", scene.edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "api.test", scene.interception.authority_pem().unwrap(), &[]).unwrap();
     let request = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
     assert!(ask(&mut inside, request).ends_with("fine"));
     assert!(ask(&mut inside, request).starts_with("HTTP/1.1 429"));
@@ -319,7 +321,7 @@ fn a_proxy_does_not_start_without_the_requirements_of_its_rules() {
             rules,
             names: Arc::default(),
             dns: None,
-            edge: Arc::default(),
+            interception: Arc::default(),
             namespace: Arc::clone(&setup.namespace),
             policy: Arc::clone(&setup.policy),
             sink: Arc::clone(&setup.sink),

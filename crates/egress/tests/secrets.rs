@@ -27,7 +27,7 @@ const NAMES: [&str; 4] = ["github.test", "openai.test", "basic.test", "aws.test"
 
 struct Scene {
     world: World,
-    edge: Arc<PreparedInterception>,
+    interception: Arc<PreparedInterception>,
     origin: Origin,
     /// Answers in the clear what it was asked.
     plain: u16,
@@ -56,7 +56,7 @@ fn scene() -> Scene {
     let files = tempfile::tempdir().unwrap();
     let names = NAMES.into_iter().chain(["other.test", "tunnel.test"]).map(|name| (name, "127.0.0.1")).collect();
     let allow = vec!["*.test"];
-    let (world, edge) = World::looking(Options { names, allow, ..Options::default() }, &origin.pem, |rules| {
+    let (world, interception) = World::looking(Options { names, allow, ..Options::default() }, &origin.pem, |rules| {
         let dir = files.path();
         let plain = format!("basic.test:{plain}");
         rules.inspect.hosts = vec!["other.test".parse().unwrap()];
@@ -67,19 +67,19 @@ fn scene() -> Scene {
             secret(dir, "aws", AWS, &["aws.test"], SecretKind::Aws),
         ];
     });
-    Scene { world, edge, origin, plain, plain_requests, _files: files }
+    Scene { world, interception, origin, plain, plain_requests, _files: files }
 }
 
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.to_uppercase());
-        self.edge.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
+        self.interception.secret_placeholders().find(|(mount, _)| **mount == inside).unwrap().1.to_owned()
     }
 
     /// Asks over TLS, with words in braces replaced by placeholders.
     fn tls(&self, host: &str, request: &str) -> String {
         let stream = self.world.connect(&format!("{host}:{}", self.origin.port)).unwrap();
-        let mut stream = client(stream, host, self.edge.authority_pem().unwrap(), &[]).unwrap();
+        let mut stream = client(stream, host, self.interception.authority_pem().unwrap(), &[]).unwrap();
         ask(&mut stream, &self.filled(host, request))
     }
 
@@ -100,10 +100,12 @@ impl Scene {
 
     /// That nothing the door says holds a value, and the run has none.
     fn is_silent(&self) {
-        let debug_text = format!("{:?} {:?}", self.world.events.lock().unwrap(), self.edge);
+        let debug_text = format!("{:?} {:?}", self.world.events.lock().unwrap(), self.interception);
         for value in [GITHUB, OPENAI, PASSWORD, AWS] {
             assert!(!debug_text.contains(value), "{debug_text}");
-            assert!(self.edge.secret_placeholders().all(|(_, text)| !text.contains(value) && !value.contains(text)));
+            assert!(
+                self.interception.secret_placeholders().all(|(_, text)| !text.contains(value) && !value.contains(text))
+            );
         }
     }
 }

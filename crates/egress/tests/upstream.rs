@@ -229,14 +229,14 @@ fn traffic_is_opened_behind_a_proxy_too() {
     let origin = Origin::new(&["api.test"], |_| ok("fine"));
     let proxy = socks(None);
     let options = Options { names: vec![("proxy.test", "127.0.0.1")], ..Options::default() };
-    let (world, edge) = World::looking(options, &origin.pem, |rules| {
+    let (world, interception) = World::looking(options, &origin.pem, |rules| {
         rules.inspect.hosts = vec!["api.test".parse().unwrap()];
         let target = format!("proxy.test:{}", proxy.port).parse().unwrap();
         rules.upstream =
             Some(UpstreamProxy { kind: UpstreamKind::Socks5, proxy: target, credentials: None, except: vec![] });
     });
     let stream = world.connect(&format!("api.test:{}", origin.port)).unwrap();
-    let mut inside = client(stream, "api.test", edge.authority_pem().unwrap(), &[]).unwrap();
+    let mut inside = client(stream, "api.test", interception.authority_pem().unwrap(), &[]).unwrap();
     assert!(ask(&mut inside, "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").ends_with("fine"));
     assert_eq!(*proxy.queries.lock().unwrap(), [format!("api.test:{}", origin.port)]);
 }

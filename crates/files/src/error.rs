@@ -75,7 +75,7 @@ pub enum FilesError {
     },
     /// The path leads over a symbolic link or a mount.
     #[error("the path `{0}` passes through a link or leaves the tree: neither is followed\nhint: name the file itself")]
-    Led(TreePath),
+    ByLink(TreePath),
     /// The directory is not empty.
     #[error("the directory `{0}` is not empty\nhint: remove it recursively")]
     NotEmpty(TreePath),
@@ -138,7 +138,7 @@ pub(crate) fn errno_error(what: &'static str, path: &TreePath) -> impl FnOnce(Er
     move |errno| match errno {
         Errno::NOENT => FilesError::NotFound(path),
         Errno::EXIST => FilesError::Exists(path),
-        Errno::LOOP | Errno::XDEV => FilesError::Led(path),
+        Errno::LOOP | Errno::XDEV => FilesError::ByLink(path),
         Errno::NOTEMPTY => FilesError::NotEmpty(path),
         errno => FilesError::System { what, path: PathError::new(path.as_path(), errno) },
     }

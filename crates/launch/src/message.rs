@@ -22,7 +22,7 @@ pub(super) enum LaunchMessage {
     Built { parts: BuiltFlags },
     /// From the init of a persistent sandbox: it is built. Carries the descriptors of its
     /// namespaces.
-    Standing,
+    Persistent,
     /// From the command: ready to execute. Carries the seccomp listener.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
@@ -96,7 +96,7 @@ impl LaunchMessage {
             Self::Plan { umask } => (9, umask.unwrap_or(0), i32::from(umask.is_some()), 0, 0),
             Self::Built { parts } => (10, parts.0, 0, 0, 0),
             Self::Groups => (11, 0, 0, 0, 0),
-            Self::Standing => (12, 0, 0, 0, 0),
+            Self::Persistent => (12, 0, 0, 0, 0),
             Self::Stopped { signal } => (13, 0, signal, 0, 0),
             Self::Written { bytes } => (14, 0, 0, bytes, 0),
             Self::Layers { is_last } => (15, 0, i32::from(is_last), 0, 0),
@@ -144,7 +144,7 @@ impl LaunchMessage {
             9 => Self::Plan { umask: (b != 0).then_some(a) },
             10 => Self::Built { parts: BuiltFlags(a) },
             11 => Self::Groups,
-            12 => Self::Standing,
+            12 => Self::Persistent,
             13 => Self::Stopped { signal: b },
             14 => Self::Written { bytes: long(16)? },
             15 => Self::Layers { is_last: b != 0 },
@@ -177,7 +177,7 @@ mod tests {
             LaunchMessage::Plan { umask: Some(0o27) },
             LaunchMessage::Built { parts: BuiltFlags(5) },
             LaunchMessage::Groups,
-            LaunchMessage::Standing,
+            LaunchMessage::Persistent,
             LaunchMessage::Layers { is_last: true },
         ] {
             message.send(one.as_fd(), &[]).unwrap();

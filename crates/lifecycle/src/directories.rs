@@ -53,7 +53,7 @@ impl SandboxDirectories {
         (source, hidden): (&WorkspaceSource, HiddenFiles),
         limits: &Limits,
     ) -> Result<(Self, Vec<OmittedObject>), LifecycleError> {
-        let failed = |source| LifecycleError::Place { id: id.clone(), what: "made", source };
+        let failed = |source| LifecycleError::DirectoryFailed { id: id.clone(), what: "made", source };
         let own = open_directory(directory, ResolveFlags::empty()).at_path(directory).map_err(failed)?;
         let make = |name: &str| mkdirat(&own, name, Mode::RWXU).at_path(name.as_ref()).map_err(failed);
         make(HOME_NAME)?;
@@ -81,7 +81,7 @@ impl SandboxDirectories {
 /// Removes the files of a sandbox except its lock. Changes permissions of its commands' files if
 /// they prevent the removal.
 pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleError> {
-    let failed = |source: PathError| LifecycleError::Place { id: id.clone(), what: "removed", source };
+    let failed = |source: PathError| LifecycleError::DirectoryFailed { id: id.clone(), what: "removed", source };
     let own = match open_directory(directory, ResolveFlags::empty()) {
         Ok(own) => own,
         Err(Errno::NOENT) => return Ok(()),

@@ -13,7 +13,7 @@ pub enum LifecycleError {
     Kept(#[from] KeptError),
     /// The isolation of the sandbox could not be set up or found.
     #[error("{}", error_text(.0))]
-    Walls(#[from] SandboxError),
+    Isolation(#[from] SandboxError),
     /// No kind of sandbox meets the requirements.
     #[error("no sandbox is available: {0}\nhint: `stockade doctor` shows what this machine can do")]
     NoKind(String),
@@ -30,7 +30,7 @@ pub enum LifecycleError {
     Copy(#[from] FilesError),
     /// The files of the sandbox could not be created or removed.
     #[error("the files of the sandbox `{id}` could not be {what}: {source}")]
-    Place {
+    DirectoryFailed {
         /// Id of the sandbox.
         id: SandboxId,
         /// The failed operation.

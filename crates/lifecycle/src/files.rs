@@ -22,15 +22,13 @@ pub fn open_files(
     guard: impl FnOnce(&Path) -> ChangeGuard,
 ) -> Result<FileTree, LifecycleError> {
     let source = &used.record().spec.workspace;
-    let places = SandboxDirectories::from_source(used.path(), source);
+    let sandbox_directories = SandboxDirectories::from_source(used.path(), source);
     let path = match which {
-        Which::Workspace => &places.workspace,
-        Which::Home => &places.home,
+        Which::Workspace => &sandbox_directories.workspace,
+        Which::Home => &sandbox_directories.home,
     };
-    let held = directories::hold_plain(path).at_path(path).map_err(|source: PathError| LifecycleError::Place {
-        id: used.record().id.clone(),
-        what: "opened",
-        source,
+    let held = directories::hold_plain(path).at_path(path).map_err(|source: PathError| {
+        LifecycleError::DirectoryFailed { id: used.record().id.clone(), what: "opened", source }
     })?;
     match (which, source) {
         (Which::Workspace, WorkspaceSource::Bind { .. }) => Ok(FileTree::with_guard(held, guard(path))),

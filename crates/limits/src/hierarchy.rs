@@ -166,9 +166,9 @@ impl CgroupMount {
 /// Lists the hierarchies in `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 fn parse_cgroup_mounts(mountinfo: &str) -> Vec<CgroupMount> {
     let mount = |line: &str| {
-        let (place, kind) = line.split_once(" - ")?;
-        let mut place = place.split(' ').skip(3);
-        let (root, point) = (place.next()?, place.next()?);
+        let (mount_fields, kind) = line.split_once(" - ")?;
+        let mut mount_fields = mount_fields.split(' ').skip(3);
+        let (root, point) = (mount_fields.next()?, mount_fields.next()?);
         let mut kind = kind.split(' ');
         let version = match kind.next()? {
             "cgroup" => CgroupVersion::One,

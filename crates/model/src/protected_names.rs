@@ -12,7 +12,7 @@ pub enum NameClass {
     /// Runs automatically on the host and is not visible in a review: writable with a grant only.
     Runs,
     /// Like `Runs`, but its content is judged: harmless content is written without a question.
-    Judged,
+    Checked,
 }
 
 /// Names that are protected in every writable directory, whether or not they exist (L7), with their class
@@ -30,7 +30,7 @@ fn parse_row(row: &'static str) -> Option<(&'static str, NameClass, &'static str
     let class = match class {
         "agent" => NameClass::Agent,
         "runs" => NameClass::Runs,
-        "judged" => NameClass::Judged,
+        "judged" => NameClass::Checked,
         _ => return None,
     };
     Some((name, class, program))
@@ -38,7 +38,7 @@ fn parse_row(row: &'static str) -> Option<(&'static str, NameClass, &'static str
 
 /// Returns the names whose content is judged.
 pub fn list_checked_names() -> impl Iterator<Item = &'static str> {
-    PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == NameClass::Judged).map(|(name, _, _)| *name)
+    PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == NameClass::Checked).map(|(name, _, _)| *name)
 }
 
 #[cfg(test)]

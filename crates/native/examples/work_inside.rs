@@ -27,7 +27,7 @@ use stockade_sys::memory::read_c_string;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 /// Longer than any of the work that is measured.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,7 +49,7 @@ fn run_in_backend(plan: &AttemptPlan) -> i32 {
     let mut attempt = NativeBackend::default().prepare_attempt(plan, &StdioMode::Inherit, false, sender).unwrap();
     attempt.release_command().unwrap();
     loop {
-        match events.recv_timeout(PATIENCE).unwrap() {
+        match events.recv_timeout(TIMEOUT).unwrap() {
             AttemptEvent::Ended(end) => match end.end {
                 CommandEnd::Exited(code) => return code,
                 other => panic!("{other:?}"),
@@ -92,7 +92,7 @@ fn own_streams() -> CommandStdio<'static> {
 
 fn ended(mut launched: LaunchedSandbox) -> i32 {
     launched.release_command().unwrap();
-    match launched.wait_for_end(PATIENCE).unwrap().expect("it ends").status {
+    match launched.wait_for_end(TIMEOUT).unwrap().expect("it ends").status {
         ProcessExit::Exited(code) => code,
         ProcessExit::Signaled(signal) => panic!("ended by signal {signal}"),
     }

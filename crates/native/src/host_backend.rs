@@ -89,7 +89,7 @@ impl Backend for EnclosedBackend {
         _hold: bool,
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        demand_directory(plan.cwd.as_path())?;
+        require_directory(plan.cwd.as_path())?;
         let mut plan = plan.clone();
         let mark = new_mark()?;
         plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
@@ -98,7 +98,7 @@ impl Backend for EnclosedBackend {
     }
 }
 
-fn demand_directory(path: &Path) -> Result<(), StartError> {
+fn require_directory(path: &Path) -> Result<(), StartError> {
     let of = |why: String| StartError { what: format!("the working directory {}: {why}", path.display()), hint: None };
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(()),

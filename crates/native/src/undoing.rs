@@ -20,13 +20,13 @@ impl AttemptUndo {
     /// the workspace.
     pub fn begin_for_plan(
         plan: &AttemptPlan,
-        place: Option<&Path>,
+        undo_root: Option<&Path>,
     ) -> Result<Option<(Self, UndoRecorder)>, StartError> {
         let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
             return Ok(None);
         };
         // The report states that nothing is kept.
-        let Some(place) = place else { return Ok(None) };
+        let Some(undo_root) = undo_root else { return Ok(None) };
         let new = NewUndoRun {
             request: plan.request.clone(),
             command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
@@ -35,7 +35,7 @@ impl AttemptUndo {
             protect: plan.profile.filesystem.protect.clone(),
         };
         let (run, recorder) =
-            UndoStore::open_or_create(place).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
+            UndoStore::open_or_create(undo_root).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
         Ok(Some((Self { run }, recorder)))
     }
 

@@ -137,10 +137,10 @@ impl ProgramRules {
     /// requested.
     pub fn decide_in_layer(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
         let strict = Self { agreed: Vec::new(), ..self.clone() };
-        let is_asked = |grant: &Grant| grant.is_answer_only();
+        let needs_question = |grant: &Grant| grant.is_answer_only();
         strict
             .decide_program(program)
-            .map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(is_asked), ..refusal })
+            .map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(needs_question), ..refusal })
     }
 
     /// Decides whether the program may run.

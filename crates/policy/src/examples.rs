@@ -68,7 +68,7 @@ pub struct PolicyExample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleResult {
     /// Position of the example in its file.
-    pub place: Option<TextPosition>,
+    pub position: Option<TextPosition>,
     /// The command or act of the example.
     pub subject: String,
     /// The expected verdict.
@@ -116,13 +116,14 @@ pub fn run_examples(
     workspace: &Path,
     assess: RequestAssessor<'_>,
 ) -> Result<ExampleReport, ConfigError> {
-    let (content, places) = parse_file::<ExampleFile>(file, source)?;
+    let (content, positions) = parse_file::<ExampleFile>(file, source)?;
     if content.case.len() > MAX_EXAMPLES {
         return Err(ConfigError::new(file, None, format!("at most {MAX_EXAMPLES} examples in one file")));
     }
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     for (i, example) in content.case.iter().enumerate() {
-        let runner = ExampleRunner { settings, file, places: &places, key: format!("case[{i}]"), workspace, assess };
+        let runner =
+            ExampleRunner { settings, file, positions: &positions, key: format!("case[{i}]"), workspace, assess };
         report.results.push(runner.run_example(example, &mut report.spoken)?);
     }
     Ok(report)
@@ -131,7 +132,7 @@ pub fn run_examples(
 struct ExampleRunner<'a> {
     settings: &'a PolicySettings,
     file: &'a Path,
-    places: &'a KeyPositions,
+    positions: &'a KeyPositions,
     key: String,
     workspace: &'a Path,
     assess: RequestAssessor<'a>,
@@ -139,7 +140,7 @@ struct ExampleRunner<'a> {
 
 impl ExampleRunner<'_> {
     fn find_position(&self, key: &str) -> Option<TextPosition> {
-        self.places.get(&format!("{}.{key}", self.key)).or_else(|| self.places.get(&self.key))
+        self.positions.get(&format!("{}.{key}", self.key)).or_else(|| self.positions.get(&self.key))
     }
 
     fn error_at(&self, key: &str, why: impl Into<String>) -> ConfigError {
@@ -170,7 +171,7 @@ impl ExampleRunner<'_> {
             self.run_act_example(example, session, &around, spoken)?
         };
         let fault = fault_of(example, &decision);
-        Ok(ExampleResult { place: self.find_position(""), subject, expected: example.expect, decision, fault })
+        Ok(ExampleResult { position: self.find_position(""), subject, expected: example.expect, decision, fault })
     }
 
     fn parse_session(&self, name: &str) -> Result<SessionId, ConfigError> {

@@ -20,12 +20,12 @@ const GUARDED_TEXT: &str = include_str!("../../../policies/guarded.toml");
 /// The data, read once; `None` if it cannot be read, and then every place counts as guarded. Tests check
 /// that it can be read.
 static GUARDED_ENTRIES: LazyLock<Option<Vec<GuardedEntry>>> =
-    LazyLock::new(|| toml::from_str::<GuardedFile>(GUARDED_TEXT).ok().map(|file| file.place));
+    LazyLock::new(|| toml::from_str::<GuardedFile>(GUARDED_TEXT).ok().map(|file| file.guarded));
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GuardedFile {
-    place: Vec<GuardedEntry>,
+    guarded: Vec<GuardedEntry>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,14 +52,14 @@ struct GuardedEntry {
 
 /// Reason why a power is never suggested, and an alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuardedPlace {
+pub struct GuardedName {
     /// Object of the power, e.g. `the accounts of this system`.
     pub what: String,
     /// Advice for an alternative.
     pub instead: String,
 }
 
-impl std::fmt::Display for GuardedPlace {
+impl std::fmt::Display for GuardedName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "this concerns {}; {}", self.what, self.instead)
     }
@@ -67,31 +67,31 @@ impl std::fmt::Display for GuardedPlace {
 
 /// Returns the place if a power is over credentials or over a part of the system. Then no hint suggests the
 /// power, and an answer about it applies this time only.
-pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
-    let Some(places) = GUARDED_ENTRIES.as_ref() else {
+pub fn find_guarded_name(power: &Grant, home: &Path) -> Option<GuardedName> {
+    let Some(entries) = GUARDED_ENTRIES.as_ref() else {
         let (what, instead) = ("a place that could not be checked".to_owned(), "name the power yourself".to_owned());
-        return Some(GuardedPlace { what, instead });
+        return Some(GuardedName { what, instead });
     };
     if let Some(found) = find_credentials(power, home, |entry| entry.starts_with('~')) {
         return Some(found);
     }
-    let entry = places.iter().find(|entry| entry.covers(power))?;
+    let entry = entries.iter().find(|entry| entry.covers(power))?;
     if entry.general
         && let Some(found) = find_credentials(power, home, |entry| entry.starts_with('/'))
     {
         return Some(found);
     }
-    Some(GuardedPlace { what: entry.what.clone(), instead: entry.instead.clone() })
+    Some(GuardedName { what: entry.what.clone(), instead: entry.instead.clone() })
 }
 
 impl PolicySettings {
-    /// Like [`guarded_place`], for every path that the mounts of the host give.
-    pub fn guarded_place(&self, power: &Grant) -> Option<GuardedPlace> {
-        guarded_place(power, self.home()).or_else(|| {
+    /// Like [`find_guarded_name`], for every path that the mounts of the host give.
+    pub fn find_guarded_name(&self, power: &Grant) -> Option<GuardedName> {
+        find_guarded_name(power, self.home()).or_else(|| {
             let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
             // Without the mount table no command runs.
             let others = self.mounts.as_ref().ok()?.other_paths([path.as_path()]).ok()?;
-            others.into_iter().find_map(|other| guarded_place(&with_path(power, other.path), self.home()))
+            others.into_iter().find_map(|other| find_guarded_name(&with_path(power, other.path), self.home()))
         })
     }
 }
@@ -139,8 +139,8 @@ pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
 /// Returns the advice for a refused power if no grant may be suggested: the power is over a guarded place,
 /// reveals a hidden path, or sends a secret to another host.
 pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
-    if let Some(place) = guarded_place(power, home) {
-        return Some(place.to_string());
+    if let Some(guarded_name) = find_guarded_name(power, home) {
+        return Some(guarded_name.to_string());
     }
     match power {
         // A path in a private tree of the run is invisible, but need not be hidden by the configuration.
@@ -165,11 +165,11 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
 }
 
 /// Finds credentials of the shipped list, or the whole home directory, which contains them.
-fn find_credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedPlace> {
+fn find_credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedName> {
     let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
     if home.starts_with(path) {
         let what = "your whole home directory, with every credential in it".to_owned();
-        return Some(GuardedPlace { what, instead: "name the one directory that the command needs".to_owned() });
+        return Some(GuardedName { what, instead: "name the one directory that the command needs".to_owned() });
     }
     let holds = |entry: &str| match entry.strip_prefix("~/") {
         Some(rest) => path.starts_with(home.join(rest)),
@@ -177,7 +177,7 @@ fn find_credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -
     };
     let is_in = |values: &[&str]| values.iter().any(|entry| listed(entry) && holds(entry));
     let found = credential_groups().iter().find(|(values, _)| is_in(values));
-    found.map(|(_, reason)| GuardedPlace {
+    found.map(|(_, reason)| GuardedName {
         what: format!("data that stays hidden from runs ({reason})"),
         instead: "do what needs it yourself, outside".to_owned(),
     })
@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn the_data_is_readable_and_every_entry_can_match() {
-        let places = GUARDED_ENTRIES.as_ref().expect("policies/guarded.toml is readable");
-        for entry in places {
+        let entries = GUARDED_ENTRIES.as_ref().expect("policies/guarded.toml is readable");
+        for entry in entries {
             assert!(!entry.what.is_empty() && entry.instead.len() > 10, "{entry:?}");
             for path in entry.paths.iter().chain(&entry.except).chain(&entry.sockets) {
                 assert!(path.starts_with('/') && !path.ends_with('/'), "{path}");
@@ -266,7 +266,7 @@ mod tests {
             for value in values {
                 let path = value.replace('~', "/home/u");
                 let power = Grant::Read(path.into());
-                assert!(guarded_place(&power, Path::new("/home/u")).is_some(), "{value}");
+                assert!(find_guarded_name(&power, Path::new("/home/u")).is_some(), "{value}");
             }
         }
     }

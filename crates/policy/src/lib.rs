@@ -64,7 +64,7 @@ pub use file::{ApproverName, CombiningAlgorithm, ConfigFile, FileOperation, Prov
 pub use format::format_config;
 pub use granted_writes::{configured_files, grants_for_refused, written_hooks};
 pub use groups::{HostGroup, groups_with, host_groups};
-pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_history, is_registry_settings};
+pub use guarded::{GuardedName, advice_instead_of_grant, find_guarded_name, is_history, is_registry_settings};
 pub use hosts::{HostEntry, check_breadth};
 pub use import::{ImportDeviation, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, import_policy};
 pub use merge::LayerText;

@@ -109,8 +109,8 @@ impl OwnDirectories {
         }
         let is_link_step = |step: &&PathStep| step.link.is_some() || matches!(step.object, StepObject::Link { .. });
         for step in trace.steps.iter().filter(is_link_step) {
-            let link = step.link.clone().unwrap_or_else(|| step.place.clone());
-            self.passed.push(OwnPathStep { place: step.place.clone(), link, target: target.to_owned() });
+            let link = step.link.clone().unwrap_or_else(|| step.location.clone());
+            self.passed.push(OwnPathStep { location: step.location.clone(), link, target: target.to_owned() });
         }
     }
 }

@@ -184,7 +184,7 @@ impl MountSnapshot {
     fn is_covered(&self, parent: usize, child: usize) -> bool {
         let MountPoint { point, children, .. } = &self.mounts[parent];
         let above = self.mounts[child].point.ancestors().skip(1);
-        above.take_while(|place| place.starts_with(point)).any(|place| children.contains_key(place))
+        above.take_while(|ancestor| ancestor.starts_with(point)).any(|ancestor| children.contains_key(ancestor))
     }
 
     fn add_overlays(&mut self, listed: &[MountInfoEntry<'_>]) {
@@ -312,8 +312,8 @@ impl MountSnapshot {
                 }
             }
             for end in relative {
-                let above = object.path.ancestors().filter(|place| place.ends_with(end));
-                found.extend(above.filter_map(|place| object.path.strip_prefix(place).ok()).map(in_overlay));
+                let above = object.path.ancestors().filter(|ancestor| ancestor.ends_with(end));
+                found.extend(above.filter_map(|ancestor| object.path.strip_prefix(ancestor).ok()).map(in_overlay));
             }
         }
         found
@@ -336,8 +336,8 @@ impl MountSnapshot {
         // Each mount is passed at most once.
         for _ in &self.mounts {
             let MountPoint { point, children, .. } = &self.mounts[at];
-            let path_parents = path.ancestors().take_while(|place| place.starts_with(point));
-            let Some(&next) = path_parents.filter_map(|place| children.get(place)).last() else { break };
+            let path_parents = path.ancestors().take_while(|ancestor| ancestor.starts_with(point));
+            let Some(&next) = path_parents.filter_map(|ancestor| children.get(ancestor)).last() else { break };
             at = next;
         }
         at

@@ -241,6 +241,6 @@ fn no_hint_ends_its_own_quotes() {
     let too_many = MountsError::TooManyPaths { path: name.to_owned() }.to_string();
     assert!(too_many.ends_with(word), "{too_many}");
     let (path, own) = ("/m".to_owned(), "/state".to_owned());
-    let by_mount = ResolveError::OwnByMount { power: "write", path, place: name.to_owned(), own }.to_string();
+    let by_mount = ResolveError::OwnByMount { power: "write", path, location: name.to_owned(), own }.to_string();
     assert!(by_mount.ends_with(word), "{by_mount}");
 }

@@ -33,15 +33,15 @@ pub(crate) fn parse_content<T: DeserializeOwned>(file: &Path, source: &str) -> R
 /// Parses one file.
 pub(crate) fn parse_file<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T, KeyPositions), ConfigError> {
     let table = DeTable::parse(source).map_err(|error| explain_error(file, source, &error))?;
-    let mut index = PositionCollector { lines: LineIndex::from_source(source), places: KeyPositions::default() };
+    let mut index = PositionCollector { lines: LineIndex::from_source(source), positions: KeyPositions::default() };
     index.index_table(table.get_ref(), "");
-    Ok((parse_content(file, source)?, index.places))
+    Ok((parse_content(file, source)?, index.positions))
 }
 
 /// Collects positions on a walk through a file.
 struct PositionCollector<'a> {
     lines: LineIndex<'a>,
-    places: KeyPositions,
+    positions: KeyPositions,
 }
 
 impl PositionCollector<'_> {
@@ -49,7 +49,7 @@ impl PositionCollector<'_> {
         for (key, value) in table {
             let path =
                 if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
-            self.places.by_path.insert(path.clone(), self.lines.position_at(key.span().start));
+            self.positions.by_path.insert(path.clone(), self.lines.position_at(key.span().start));
             self.index_value(value, &path);
         }
     }
@@ -60,7 +60,7 @@ impl PositionCollector<'_> {
             DeValue::Array(items) => {
                 for (i, item) in items.iter().enumerate() {
                     let path = format!("{path}[{i}]");
-                    self.places.by_path.insert(path.clone(), self.lines.position_at(item.span().start));
+                    self.positions.by_path.insert(path.clone(), self.lines.position_at(item.span().start));
                     self.index_value(item, &path);
                 }
             }
@@ -72,19 +72,19 @@ impl PositionCollector<'_> {
 /// Rephrases a parser's error. The parser's message for an unknown name is
 /// `unknown field|variant NAME, expected ...`, with names in backquotes.
 fn explain_error(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
-    let place = error.span().map(|span| LineIndex::from_source(source).position_at(span.start));
+    let position = error.span().map(|span| LineIndex::from_source(source).position_at(span.start));
     let message = error.message();
     let what = if message.starts_with("unknown field `") {
         "key"
     } else if message.starts_with("unknown variant `") {
         "value"
     } else {
-        return ConfigError::new(file, place, message.replace('\n', "; ").replace("missing field", "missing key"));
+        return ConfigError::new(file, position, message.replace('\n', "; ").replace("missing field", "missing key"));
     };
     let mut quoted = message.split('`').skip(1).step_by(2);
     let name = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
-    let config_error = ConfigError::new(file, place, format!("unknown {what} `{name}`"));
+    let config_error = ConfigError::new(file, position, format!("unknown {what} `{name}`"));
     if known.is_empty() {
         config_error
     } else {

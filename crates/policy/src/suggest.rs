@@ -236,7 +236,7 @@ impl SuggestionBuilder<'_> {
     /// Returns the reason why a power is never suggested.
     fn find_guard_reason(&self, grant: &Grant) -> Option<&'static str> {
         let filesystem = &self.profile.filesystem;
-        let is_guarded = self.settings.guarded_place(grant).is_some();
+        let is_guarded = self.settings.find_guarded_name(grant).is_some();
         let Some(path) = grant.path() else {
             return is_guarded.then_some("it reaches credentials or a part of the system: agree each time");
         };

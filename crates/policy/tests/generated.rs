@@ -204,7 +204,7 @@ fn protected() -> String {
             "Written only with a grant: files that run code by themselves, and that a review of changes does not show.",
             of(NameClass::Runs),
         ),
-        ("The same, but content that runs no code is written without a question.", of(NameClass::Judged)),
+        ("The same, but content that runs no code is written without a question.", of(NameClass::Checked)),
         (
             "Written freely, and reported; in profile `strict` only with a grant: files that run code when a person \
              builds, tests or installs the project.",

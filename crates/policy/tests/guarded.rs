@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use stockade_model::Grant;
-use stockade_policy::{advice_instead_of_grant, guarded_place};
+use stockade_policy::{advice_instead_of_grant, find_guarded_name};
 
 const HOME: &str = "/home/u";
 
@@ -112,6 +112,6 @@ fn ordinary_powers_are_hinted_at() {
         "memory 32GiB",
     ] {
         assert_eq!(advice(power), None, "{power}");
-        assert_eq!(guarded_place(&power.parse().unwrap(), Path::new(HOME)), None, "{power}");
+        assert_eq!(find_guarded_name(&power.parse().unwrap(), Path::new(HOME)), None, "{power}");
     }
 }

@@ -303,7 +303,7 @@ fn an_inexpressible_rule_is_left_out_and_reported() {
     );
     let note = imported.notes.iter().find(|note| note.why.contains("control")).unwrap();
     assert_eq!(note.carried, ImportDeviation::Stricter, "{note}");
-    assert_eq!((note.source.as_str(), note.place.line), ("settings.json", 2), "{note}");
+    assert_eq!((note.source.as_str(), note.position.line), ("settings.json", 2), "{note}");
     assert!(note.why.contains("control"), "{note}");
 }
 

@@ -179,8 +179,8 @@ fn later_layers_override_and_every_value_has_its_source() {
     ])
     .unwrap();
     assert_eq!(settings.approval_mode.value, ApprovalMode::Untrusted);
-    let place = Some(TextPosition { line: 2, column: 1 });
-    let origin = ValueOrigin::File { layer: ConfigLayer::User, path: path_of(ConfigLayer::User), place };
+    let position = Some(TextPosition { line: 2, column: 1 });
+    let origin = ValueOrigin::File { layer: ConfigLayer::User, path: path_of(ConfigLayer::User), position };
     assert_eq!(settings.approval_mode.origin, origin);
     assert_eq!(settings.approval_timeout_ms.value, 10_000);
     assert_eq!(settings.sandbox.value, SandboxPreference::Require);

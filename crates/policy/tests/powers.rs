@@ -208,7 +208,7 @@ fn another_mount_of_a_hidden_path_is_hidden() {
         ("write /alt/u/.npmrc", true),
         ("write /alt/u/project", false),
     ] {
-        assert_eq!(settings.guarded_place(&power.parse().unwrap()).is_some(), is_guarded, "{power}");
+        assert_eq!(settings.find_guarded_name(&power.parse().unwrap()).is_some(), is_guarded, "{power}");
     }
     // A persistent sandbox has the mounts that it was made with.
     let settings = settings.without_mounts();

@@ -17,7 +17,7 @@ use stockade_model::{RawText, StageId};
 
 use super::apply::{CommitContext, carry_out_steps, undo_steps};
 use super::change::{StageChange, StageChanges, compare_trees};
-use super::commit_area::{COMMIT_AREA, CommitArea, clear_depots};
+use super::commit_area::{COMMIT_AREA, CommitArea, clear_commit_areas};
 use super::conflict::{ConflictCheck, StageConflict};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
 use super::journal::{self, CommitState, StageJournal};
@@ -150,17 +150,18 @@ impl OpenStage {
         if chosen.changes.is_empty() && !is_all {
             return Ok(CommitResult { paths, held, is_gone: false });
         }
-        let depot = CommitArea::create_empty(&self, lower.as_fd()).map_err(StageCommitError::Prepare)?;
+        let commit_area = CommitArea::create_empty(&self, lower.as_fd()).map_err(StageCommitError::Prepare)?;
         let prepared = watch
-            .on_point(CommitPoint::Depot)
+            .on_point(CommitPoint::CommitArea)
             .at_path(Path::new(COMMIT_AREA))
             .and_then(|()| {
-                prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&request.paths, self.meta.began), watch)
+                prepare_steps((&chosen, &all), (&upper, &lower), &commit_area, (&request.paths, self.meta.began), watch)
             })
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
                 let agreed = request.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
-                let journal = StageJournal { depot: depot.place, checked, steps, settled, agreed, is_all };
+                let journal =
+                    StageJournal { commit_area: commit_area.area_directory, checked, steps, settled, agreed, is_all };
                 watch.on_point(CommitPoint::Ready).at_path(Path::new(COMMIT_AREA))?;
                 journal::record_decision(&self, &journal)?;
                 Ok(journal)
@@ -169,12 +170,17 @@ impl OpenStage {
             Ok(journal) => journal,
             Err(error) => {
                 // The next recovery removes any remains.
-                let _ = journal::remove_journal(&self).and_then(|()| clear_depots(&self));
+                let _ = journal::remove_journal(&self).and_then(|()| clear_commit_areas(&self));
                 return Err(StageCommitError::Prepare(error));
             }
         };
         let stays = make_recheck(&guard, &journal);
-        let ground = CommitContext { workspace: lower.as_fd(), depot: depot.directory.as_fd(), checked, stays: &stays };
+        let ground = CommitContext {
+            workspace: lower.as_fd(),
+            commit_area: commit_area.directory.as_fd(),
+            checked,
+            stays: &stays,
+        };
         let done = watch
             .on_point(CommitPoint::Decided)
             .at_path(Path::new(COMMIT_AREA))
@@ -233,7 +239,7 @@ impl OpenStage {
         }
         let (journal, is_done) = match journal::read_state(&self)? {
             CommitState::Nothing => {
-                let cleared = clear_depots(&self)?;
+                let cleared = clear_commit_areas(&self)?;
                 return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
             }
             CommitState::Decided(journal) => (journal, false),
@@ -244,9 +250,10 @@ impl OpenStage {
             let agreed: Vec<PathBuf> = journal.agreed.iter().map(|path| path.as_path().to_owned()).collect();
             let guard = CommitGuard::new(&self, &agreed, upper.as_fd(), lower.as_fd())?;
             let stays = make_recheck(&guard, &journal);
-            let depot = CommitArea::open_interrupted(&self, lower.as_fd(), journal.depot)?;
-            let depot = depot.directory.as_fd();
-            let ground = CommitContext { workspace: lower.as_fd(), depot, checked: journal.checked, stays: &stays };
+            let commit_area = CommitArea::open_interrupted(&self, lower.as_fd(), journal.commit_area)?;
+            let commit_area = commit_area.directory.as_fd();
+            let ground =
+                CommitContext { workspace: lower.as_fd(), commit_area, checked: journal.checked, stays: &stays };
             if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
                 return match undo_commit(&self, &ground, &journal, watch) {
                     Ok(()) => Ok(Some(RecoveryResult { id, end: RecoveryEnd::Undone(failed) })),
@@ -303,7 +310,7 @@ fn undo_commit(
     undo_steps(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
     journal::remove_journal(stage)?;
-    clear_depots(stage).map(drop)
+    clear_commit_areas(stage).map(drop)
 }
 
 /// Cleans up after a finished commit. Returns whether the stage was removed.
@@ -312,7 +319,7 @@ fn finish_commit(
     journal: &StageJournal,
     watch: &mut dyn CommitObserver,
 ) -> Result<bool, StageCommitError> {
-    clear_depots(&stage)?;
+    clear_commit_areas(&stage)?;
     watch.on_point(CommitPoint::Emptied).at_path(Path::new(COMMIT_AREA))?;
     if journal.is_all {
         stage.remove()?;

@@ -14,7 +14,7 @@ use super::conflict::StageConflict;
 pub enum StageError {
     /// The directory of all stages cannot be used.
     #[error("cannot use the directory of stages, {0}\nhint: it must be yours alone: chmod 700")]
-    Place(PathError),
+    Directory(PathError),
     /// The stages are on a filesystem without extended user attributes.
     #[error("cannot keep stages without extended attributes, {0}\nhint: set XDG_STATE_HOME to a directory on a disk")]
     Bare(PathError),

@@ -12,7 +12,7 @@ pub enum PreWriteHook {
     /// An overlay receives them; the hook records the lower object.
     Noted(BaselineRecorder),
     /// The workspace itself receives them; the hook keeps the original in the backup tree.
-    PutAside(BackupTree),
+    BackUp(BackupTree),
 }
 
 impl PreWriteHook {
@@ -24,7 +24,7 @@ impl PreWriteHook {
     pub fn before_change(&mut self, path: &Path, rewrites: bool) -> Result<(), PathError> {
         match self {
             Self::Noted(recorder) => recorder.before_change(path),
-            Self::PutAside(backup) => backup.before_change(path, rewrites),
+            Self::BackUp(backup) => backup.before_change(path, rewrites),
         }
     }
 
@@ -32,7 +32,7 @@ impl PreWriteHook {
     pub fn copy_of(&self, path: &Path, device: u64, inode: u64) -> Option<PathBuf> {
         match self {
             Self::Noted(_) => None,
-            Self::PutAside(backup) => backup.copy_of(path, device, inode),
+            Self::BackUp(backup) => backup.copy_of(path, device, inode),
         }
     }
 
@@ -41,7 +41,7 @@ impl PreWriteHook {
     pub fn is_original_directory(&self, path: &Path) -> bool {
         match self {
             Self::Noted(_) => false,
-            Self::PutAside(backup) => backup.is_original_directory(path),
+            Self::BackUp(backup) => backup.is_original_directory(path),
         }
     }
 }

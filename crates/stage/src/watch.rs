@@ -20,7 +20,7 @@ pub trait CommitObserver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitPoint {
     /// The commit area was made.
-    Depot,
+    CommitArea,
     /// An object was prepared in it.
     Built,
     /// All objects are prepared and durable.
@@ -31,7 +31,7 @@ pub enum CommitPoint {
     Step,
     /// The old object was moved away and the new one is not yet in place, on a filesystem that
     /// cannot exchange names.
-    Aside,
+    Backup,
     /// A step was undone.
     Back,
     /// All steps are done and durable.

@@ -88,14 +88,14 @@ pub(crate) fn private_directory(file: &Path) -> Result<PathBuf, StoreFileError> 
         if dir.symlink_metadata().is_ok() { Ok(()) } else { Err(system_error("create", dir)(source)) }
     })?;
     let stat = stat_path(dir)?.ok_or_else(|| system_error("open", dir)(io::ErrorKind::NotFound.into()))?;
-    demand_private(&stat, FileType::Directory, dir)?;
+    require_private(&stat, FileType::Directory, dir)?;
     Ok(dir.canonicalize().map_err(system_error("resolve", dir))?.join(name))
 }
 
 /// Returns the length of the file if it exists; it must be private then.
 pub(crate) fn private_file(path: &Path) -> Result<Option<u64>, StoreFileError> {
     let Some(stat) = stat_path(path)? else { return Ok(None) };
-    demand_private(&stat, FileType::RegularFile, path)?;
+    require_private(&stat, FileType::RegularFile, path)?;
     if stat.st_nlink != 1 {
         return Err(StoreFileError::Kind { expected: "file", path: path.to_owned() });
     }
@@ -110,7 +110,7 @@ fn stat_path(path: &Path) -> Result<Option<Stat>, StoreFileError> {
     }
 }
 
-fn demand_private(stat: &Stat, kind: FileType, path: &Path) -> Result<(), StoreFileError> {
+fn require_private(stat: &Stat, kind: FileType, path: &Path) -> Result<(), StoreFileError> {
     if FileType::from_raw_mode(stat.st_mode) != kind {
         let expected = if kind == FileType::Directory { "directory" } else { "file" };
         return Err(StoreFileError::Kind { expected, path: path.to_owned() });

@@ -59,7 +59,7 @@ pub enum SessionBeginError {
     Open(SessionId),
     /// The directory is unavailable.
     #[error(transparent)]
-    Place(#[from] StoreFileError),
+    StoreFile(#[from] StoreFileError),
 }
 
 impl SessionStore {

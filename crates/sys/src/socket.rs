@@ -37,7 +37,7 @@ impl UnixSocketAddress {
 ///
 /// # Errors
 /// `PermissionDenied` for another user, or the error of the kernel.
-pub fn demand_own(socket: impl AsFd) -> io::Result<()> {
+pub fn require_own(socket: impl AsFd) -> io::Result<()> {
     let user = socket_peercred(socket)?.uid;
     if user == geteuid() || user.is_root() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }

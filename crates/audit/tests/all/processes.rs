@@ -251,5 +251,5 @@ fn a_commit_without_a_readable_head_is_no_commit() {
     let log = AuditLogWriter::open(&dir).unwrap();
     log.append_event(&event(0, "x")).unwrap();
     fs::write(dir.join("head"), "nonsense").unwrap();
-    assert!(matches!(log.commit_lines(), Err(LogCommitError::Place(_))));
+    assert!(matches!(log.commit_lines(), Err(LogCommitError::LogFile(_))));
 }

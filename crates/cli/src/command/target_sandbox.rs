@@ -61,7 +61,7 @@ impl RunSandbox {
         if let Self::Lasting(inside) = self {
             request_args.cwd = INSIDE_WORKSPACE.into();
             request_args.workspace = INSIDE_WORKSPACE.into();
-            request_args.terms.profile = Some(inside.profile.clone());
+            request_args.options.profile = Some(inside.profile.clone());
             request_args.grants.extend(inside.grants.iter().cloned());
             request_args.limits.lower_to(&inside.limits);
         }

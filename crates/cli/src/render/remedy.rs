@@ -439,8 +439,8 @@ mod tests {
 
     #[test]
     fn a_lock_file_locks_only_a_file() {
-        let place = tempfile::tempdir().unwrap();
-        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
+        let position = tempfile::tempdir().unwrap();
+        let at = |name: &str| position.path().canonicalize().unwrap().join(name);
         std::fs::create_dir_all(at("one")).unwrap();
         std::fs::create_dir_all(at("directory")).unwrap();
         std::os::unix::fs::symlink("/usr", at("link")).unwrap();
@@ -458,8 +458,8 @@ mod tests {
 
     #[test]
     fn repositories_and_projects_include_their_content() {
-        let place = tempfile::tempdir().unwrap();
-        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
+        let position = tempfile::tempdir().unwrap();
+        let at = |name: &str| position.path().canonicalize().unwrap().join(name);
         for directory in ["origin.git/objects", "origin.git/refs", "project/sub/deep", "project/.git/objects"] {
             std::fs::create_dir_all(at(directory)).unwrap();
         }

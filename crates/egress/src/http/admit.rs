@@ -89,7 +89,7 @@ impl RequestAdmission<'_> {
             return Err(self.deny(DeniedOperation::Connect, self.describe_request(request), &rule));
         }
         let was_asked = self.approve_effect(request).await?;
-        let secrets = &self.shared.edge.secrets;
+        let secrets = &self.shared.interception.secrets;
         let mut approved_uses: Vec<SecretUse> = Vec::new();
         loop {
             let needs_body = secrets.wants_body(request, self.target, self.is_encrypted);
@@ -130,7 +130,7 @@ impl RequestAdmission<'_> {
         match self.shared.request_decision(egress_request, self.caller).await {
             EgressDecision::Refused { rule, grant } => Err(HttpRefusal::for_missing_grant(&rule, grant.as_ref())),
             EgressDecision::Allowed(_) => {
-                self.shared.edge.secrets.permit_use(&secret);
+                self.shared.interception.secrets.permit_use(&secret);
                 Ok(secret)
             }
         }

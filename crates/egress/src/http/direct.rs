@@ -132,7 +132,7 @@ pub(crate) async fn serve_requests(
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
     let (target, caller) = (session.target.clone(), session.caller.clone());
-    let guard = ConnectionGuard::new(&shared.edge.secrets, &target, is_encrypted);
+    let guard = ConnectionGuard::new(&shared.interception.secrets, &target, is_encrypted);
     let guard = guard.as_ref();
     let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
     let admission = RequestAdmission { shared: &shared, target: &target, caller: &caller, is_encrypted };

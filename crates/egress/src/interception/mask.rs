@@ -278,11 +278,11 @@ mod tests {
             let masks = masks(&bytes(&secrets), &bytes(&others));
             let text = text.as_bytes();
             let whole = reference(text, &[bytes(&secrets), bytes(&others)].concat());
-            let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
-            places.extend([0, text.len()]);
-            places.sort_unstable();
+            let mut positions: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+            positions.extend([0, text.len()]);
+            positions.sort_unstable();
             for kind in [StreamKind::Message, StreamKind::Relay] {
-                let pieces = places.windows(2).map(|ends| &text[ends[0]..ends[1]]);
+                let pieces = positions.windows(2).map(|ends| &text[ends[0]..ends[1]]);
                 prop_assert_eq!(&pushed(&masks, kind, pieces), &whole);
             }
         }

@@ -61,11 +61,11 @@ mod tests {
         fn a_word_is_found_however_it_is_cut(before in "[a-z]{0,20}", after in "[a-z]{0,20}", cuts: Vec<usize>) {
             let words = words();
             for text in [format!("{before}longer-secret{after}"), format!("{before}-secre-{after}")] {
-                let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
-                places.extend([0, text.len()]);
-                places.sort_unstable();
+                let mut positions: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+                positions.extend([0, text.len()]);
+                positions.sort_unstable();
                 let mut passing = SplitWordScanner::default();
-                let found = places.windows(2).any(|w| passing.find_word(&words, &text.as_bytes()[w[0]..w[1]]).is_some());
+                let found = positions.windows(2).any(|w| passing.find_word(&words, &text.as_bytes()[w[0]..w[1]]).is_some());
                 prop_assert_eq!(found, text.contains("secret"));
             }
         }

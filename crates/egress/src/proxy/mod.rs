@@ -21,7 +21,7 @@ async fn request_permit(
 ) -> Result<EgressPermit, UnreachedTarget> {
     match shared.request_decision(EgressRequest::Target(target.clone()), caller).await {
         EgressDecision::Allowed(permit) => Ok(permit),
-        EgressDecision::Refused { rule, grant } => Err(UnreachedTarget::Judged { rule, grant }),
+        EgressDecision::Refused { rule, grant } => Err(UnreachedTarget::Checked { rule, grant }),
     }
 }
 
@@ -37,7 +37,7 @@ fn without_localhost(target: &NetworkTarget) -> NetworkTarget {
 /// Reason why a target was not reached.
 enum UnreachedTarget {
     /// A person or a rule refused it; with the grant that would permit it, if any.
-    Judged { rule: String, grant: Option<Grant> },
+    Checked { rule: String, grant: Option<Grant> },
     /// See [`DialError`]; it was reported.
     Dialling(DialError),
 }

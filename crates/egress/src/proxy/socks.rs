@@ -103,7 +103,7 @@ pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, caller: EgressCal
         },
         Err(unreached) => {
             let reply = match unreached {
-                UnreachedTarget::Judged { .. } | UnreachedTarget::Dialling(DialError::Refused { .. }) => {
+                UnreachedTarget::Checked { .. } | UnreachedTarget::Dialling(DialError::Refused { .. }) => {
                     SocksReply::NotAllowed
                 }
                 UnreachedTarget::Dialling(DialError::Failed { errno, .. }) => match errno {

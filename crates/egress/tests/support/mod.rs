@@ -195,7 +195,7 @@ impl World {
             rules: EgressRules { special: patterns(&special), limits: options.limits, ..EgressRules::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
-            edge: Arc::default(),
+            interception: Arc::default(),
             namespace: namespace.clone(),
             policy: policy.clone(),
             sink: Arc::new(move |event| event_log.lock().unwrap().push(event)),
@@ -216,10 +216,10 @@ impl World {
         let mut prepared = None;
         let world = Self::with(options, |setup| {
             change(&mut setup.rules);
-            let edge =
+            let interception =
                 Arc::new(PreparedInterception::prepare_rules(&setup.rules, &TrustRoots::Pem(trusted.into())).unwrap());
-            setup.edge = Arc::clone(&edge);
-            prepared = Some(edge);
+            setup.interception = Arc::clone(&interception);
+            prepared = Some(interception);
         });
         (world, prepared.unwrap())
     }

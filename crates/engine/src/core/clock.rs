@@ -11,7 +11,7 @@ pub(super) enum AttemptClock {
     /// Runs until this time.
     Running { until_ms: u64 },
     /// Stopped with this much time left.
-    Standing { remaining_ms: u64 },
+    Frozen { remaining_ms: u64 },
 }
 
 impl AttemptClock {
@@ -24,7 +24,7 @@ impl AttemptClock {
     pub fn deadline_ms(self) -> Option<u64> {
         match self {
             Self::Running { until_ms } => Some(until_ms),
-            Self::Standing { .. } => None,
+            Self::Frozen { .. } => None,
         }
     }
 
@@ -32,10 +32,10 @@ impl AttemptClock {
     pub fn set_paused(&mut self, now_ms: u64, stand: bool) {
         match *self {
             Self::Running { until_ms } if stand && until_ms > now_ms => {
-                *self = Self::Standing { remaining_ms: until_ms - now_ms };
+                *self = Self::Frozen { remaining_ms: until_ms - now_ms };
             }
-            Self::Standing { remaining_ms } if !stand => *self = Self::start(now_ms, remaining_ms),
-            Self::Running { .. } | Self::Standing { .. } => {}
+            Self::Frozen { remaining_ms } if !stand => *self = Self::start(now_ms, remaining_ms),
+            Self::Running { .. } | Self::Frozen { .. } => {}
         }
     }
 }

@@ -146,7 +146,7 @@ impl RunChecker {
             }
             CoreInput::Decided(ruling) => self.ruling = Some((**ruling).clone()),
             CoreInput::Planned(planned) => self.plans.push((**planned).clone()),
-            CoreInput::Standing(memory) => {
+            CoreInput::Remembered(memory) => {
                 self.memory.extend(memory.grants.iter().cloned());
                 self.counted = memory.counted;
             }
@@ -308,9 +308,10 @@ impl RunChecker {
                 Ok(())
             }
             CoreOutput::Finish(outcome) => self.finish(outcome),
-            CoreOutput::Assess | CoreOutput::Decide(_) | CoreOutput::MakePlan { .. } | CoreOutput::FindStanding(_) => {
-                Ok(())
-            }
+            CoreOutput::Assess
+            | CoreOutput::Decide(_)
+            | CoreOutput::MakePlan { .. }
+            | CoreOutput::FindRemembered(_) => Ok(()),
         }
     }
 

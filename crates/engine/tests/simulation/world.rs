@@ -271,10 +271,10 @@ impl World {
                 };
                 self.owe(input);
             }
-            CoreOutput::FindStanding(_) => {
+            CoreOutput::FindRemembered(_) => {
                 let grants = if self.random.chance(20) { self.random.subset(&GRANTS, 30) } else { Vec::new() };
                 let counted = self.random.chance(20);
-                self.owe(CoreInput::Standing(PersistentAnswers { grants, counted, refused: Vec::new() }));
+                self.owe(CoreInput::Remembered(PersistentAnswers { grants, counted, refused: Vec::new() }));
             }
             CoreOutput::LookUp(keys) => {
                 let input = if self.random.chance(1) {
@@ -683,7 +683,7 @@ fn kind(input: &CoreInput) -> u64 {
         CoreInput::Decided(ruling) => 2 + ruling.decision.verdict as u64,
         CoreInput::Planned(_) => 5,
         CoreInput::PlanFailed(_) => 6,
-        CoreInput::Standing(remembered_answers) => 7 + u64::from(remembered_answers.grants.is_empty()),
+        CoreInput::Remembered(remembered_answers) => 7 + u64::from(remembered_answers.grants.is_empty()),
         CoreInput::Recalled { approver, .. } => 9 + u64::from(*approver),
         CoreInput::MemoryFailed(_) => 11,
         CoreInput::NotRemembered(_) => 12,

@@ -24,7 +24,7 @@ const LINKS: [&str; 3] = ["absolute", "climbing", "chain"];
 
 #[track_caller]
 fn assert_refused<T: std::fmt::Debug>(result: Result<T, FilesError>) {
-    let refused = matches!(result, Err(FilesError::Led(_) | FilesError::Kind { found: ObjectKind::Link, .. }));
+    let refused = matches!(result, Err(FilesError::ByLink(_) | FilesError::Kind { found: ObjectKind::Link, .. }));
     assert!(refused, "{result:?}");
 }
 

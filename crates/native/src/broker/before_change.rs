@@ -44,18 +44,18 @@ impl BrokerService {
             self.note_guarded(undo)?;
         }
         let mut recorder = undo.recorder.borrow_mut();
-        let named = |place: &ResolvedName| Some(place.path()).filter(|path| !place.special && is_kept(path));
+        let named = |resolved: &ResolvedName| Some(resolved.path()).filter(|path| !resolved.special && is_kept(path));
         match broker_call {
-            BrokeredCall::Open { place, open_request } => named(place).map_or(Ok(()), |path| {
+            BrokeredCall::Open { resolved, open_request } => named(resolved).map_or(Ok(()), |path| {
                 self.require_recorded(open_request.operation(), &path, record_open(&mut recorder, &path, *open_request))
             }),
             BrokeredCall::Reopen { object, open_request } if !open_request.only_reads() => {
                 self.keep_object(&mut recorder, object)
             }
-            BrokeredCall::MakeDirectory { place, .. }
-            | BrokeredCall::MakeNode { place, .. }
-            | BrokeredCall::MakeLink { place, .. }
-            | BrokeredCall::Bind { place, .. } => named(place).map_or(Ok(()), |path| {
+            BrokeredCall::MakeDirectory { resolved, .. }
+            | BrokeredCall::MakeNode { resolved, .. }
+            | BrokeredCall::MakeLink { resolved, .. }
+            | BrokeredCall::Bind { resolved, .. } => named(resolved).map_or(Ok(()), |path| {
                 self.require_recorded(DeniedOperation::Create, &path, recorder.before_create(&path))
             }),
             BrokeredCall::MakeName { source, new } => match named(new) {
@@ -66,7 +66,7 @@ impl BrokerService {
                 None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
                 None => Ok(()),
             },
-            BrokeredCall::Remove { place, .. } => named(place).map_or(Ok(()), |path| {
+            BrokeredCall::Remove { resolved, .. } => named(resolved).map_or(Ok(()), |path| {
                 self.require_recorded(DeniedOperation::Remove, &path, recorder.before_remove(&path))
             }),
             BrokeredCall::Rename { old, new, flags } => match (named(old), named(new)) {
@@ -115,8 +115,8 @@ impl BrokerService {
             return Ok(());
         }
         self.make_surveys()?;
-        let (places, repositories) = self.surveys.borrow().guarded_beneath(&undo.workspace);
-        let noted = undo.recorder.borrow_mut().note_guarded(&places, &repositories);
+        let (guarded_paths, repositories) = self.surveys.borrow().guarded_beneath(&undo.workspace);
+        let noted = undo.recorder.borrow_mut().note_guarded(&guarded_paths, &repositories);
         self.require_recorded(DeniedOperation::Write, &undo.workspace, noted)
     }
 
@@ -150,15 +150,15 @@ fn may_change_file(open_request: OpenRequest) -> bool {
 /// Returns the path that a call changes, if it changes one.
 fn changed_path(broker_call: &BrokeredCall) -> Option<Vec<u8>> {
     match broker_call {
-        BrokeredCall::Open { place, open_request } => may_change_file(*open_request).then(|| place.path()),
+        BrokeredCall::Open { resolved, open_request } => may_change_file(*open_request).then(|| resolved.path()),
         BrokeredCall::Reopen { object, open_request } => may_change_file(*open_request).then(|| object.path.clone()),
-        BrokeredCall::MakeDirectory { place, .. }
-        | BrokeredCall::MakeNode { place, .. }
-        | BrokeredCall::MakeLink { place, .. }
-        | BrokeredCall::Bind { place, .. }
-        | BrokeredCall::MakeName { new: place, .. }
-        | BrokeredCall::Rename { new: place, .. }
-        | BrokeredCall::Remove { place, .. } => Some(place.path()),
+        BrokeredCall::MakeDirectory { resolved, .. }
+        | BrokeredCall::MakeNode { resolved, .. }
+        | BrokeredCall::MakeLink { resolved, .. }
+        | BrokeredCall::Bind { resolved, .. }
+        | BrokeredCall::MakeName { new: resolved, .. }
+        | BrokeredCall::Rename { new: resolved, .. }
+        | BrokeredCall::Remove { resolved, .. } => Some(resolved.path()),
         BrokeredCall::Change { object, .. } => Some(object.path.clone()),
         BrokeredCall::OpenUnnamed { .. } | BrokeredCall::Connect(_) | BrokeredCall::Run(_) => None,
     }

@@ -258,8 +258,8 @@ impl BrokerService {
             SocketPeer::Abstract(_) | SocketPeer::Other => return Err(no_server(b"a port of the kernel's choice")),
         };
         let mask = !self.mask_mode(caller, 0o7777)?;
-        let place = self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?;
-        Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, place, mask }))
+        let resolved = self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?;
+        Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, resolved, mask }))
     }
 
     /// Binds a server of a run without a network namespace. Such a run serves only its own
@@ -306,16 +306,16 @@ impl BrokerService {
     pub(super) fn bind_for_caller(
         &self,
         socket: &OwnedFd,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         mask: Mode,
     ) -> Result<CallProgress, CallFailure> {
-        if place.special || place.open_nofollow().is_ok() {
+        if resolved.special || resolved.open_nofollow().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
-        let path = place.path();
+        let path = resolved.path();
         match self.decide_operation(DeniedOperation::Bind, &path) {
             PermissionVerdict::Refuse(refusal) => {
-                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
             }
             PermissionVerdict::Private if self.powers.kernel_allows(&path) => {
@@ -327,11 +327,11 @@ impl BrokerService {
             let rule = format!("no more than {MAX_BOUND_SOCKETS} sockets with a path at a time");
             return Err(refuse_operation(DeniedOperation::Bind, &path, PermissionRefusal::without_grant(rule)));
         }
-        let directory = self.through_directory(place, &path);
-        self.bind_at(socket, place, &path, directory.as_fd())?;
-        self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Bind)?;
+        let directory = self.through_directory(resolved, &path);
+        self.bind_at(socket, resolved, &path, directory.as_fd())?;
+        self.confirm_new((resolved, directory.as_fd()), &path, DeniedOperation::Bind)?;
         // If the directory was moved meanwhile, the socket is elsewhere and is not held.
-        let made = resolve::open_component(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
+        let made = resolve::open_component(directory.as_fd(), &resolved.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(Errno::ACCESS.into());
@@ -343,19 +343,25 @@ impl BrokerService {
         Ok(CallProgress::return_zero())
     }
 
-    /// Binds to `place`. If the supervisor sees the same directory at its path, the address is that
+    /// Binds to `resolved`. If the supervisor sees the same directory at its path, the address is that
     /// path without links, so that getsockname(2) returns it. Else the address leads through the
     /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
     /// socket in that directory only.
-    fn bind_at(&self, socket: &OwnedFd, place: &ResolvedName, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
-        let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(path));
+    fn bind_at(
+        &self,
+        socket: &OwnedFd,
+        resolved: &ResolvedName,
+        path: &[u8],
+        held: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let own = own_directory(&resolved.directory).ok().filter(|_| !self.powers.is_staged(path));
         match own {
             Some(own) if path.len() <= MAX_UNIX_PATH_BYTES => {
                 bind_within(socket.as_fd(), &unix_address(path), own.as_fd())
             }
             _ => {
                 let by_descriptor = resolve::DescriptorPath::new(held);
-                let path = [by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat();
+                let path = [by_descriptor.as_c_str().to_bytes(), b"/", resolved.name.as_bytes()].concat();
                 actor::bind_socket(socket.as_fd(), &unix_address(&path))
             }
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FlockOperation, flock, unlinkat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
-use stockade_sys::socket::demand_own;
+use stockade_sys::socket::require_own;
 use stockade_sys::{Errno, fd_passing};
 
 use super::open_file;
@@ -119,7 +119,7 @@ fn connect_to_server(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
         set_socket_timeout(&line, which, Some(ANSWER_TIMEOUT))?;
     }
     connect(&line, &socket_address(home)?)?;
-    demand_own(&line).map_err(|_| Errno::PERM)?;
+    require_own(&line).map_err(|_| Errno::PERM)?;
     Ok(line)
 }
 

@@ -78,19 +78,19 @@ impl Drop for CacheLease {
 }
 
 impl CacheLease {
-    /// Prepares the layers of `plan` in `place`. On an error the run continues without layers: a
+    /// Prepares the layers of `plan` in `store_directory`. On an error the run continues without layers: a
     /// write of a tool then raises a question. `hidden` has the plan's hidden paths that exist,
     /// without links.
     pub fn prepare_layers(
         plan: &AttemptPlan,
         hidden: &[PathBuf],
-        place: Option<&Path>,
+        store_directory: Option<&Path>,
         holder: Option<&LayerServerProgram>,
     ) -> Option<Self> {
-        let place =
-            place.filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
+        let store_directory = store_directory
+            .filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
-        if let Err(errno) = lease.choose_layers((plan, hidden), place, holder) {
+        if let Err(errno) = lease.choose_layers((plan, hidden), store_directory, holder) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             let mut none = Self::default();
             none.tools.failed = failed;
@@ -134,7 +134,7 @@ impl CacheLease {
     fn choose_layers(
         &mut self,
         (plan, hidden): (&AttemptPlan, &[PathBuf]),
-        place: &Path,
+        store_directory: &Path,
         holder: Option<&LayerServerProgram>,
     ) -> Result<(), Errno> {
         let mut modes = debug_span!("look at caches").in_scope(|| choose_modes(plan, true, hidden));
@@ -143,9 +143,9 @@ impl CacheLease {
             return Ok(());
         }
         let key = key_of(plan.workspace.as_path());
-        let path = place.join(&key);
+        let path = store_directory.join(&key);
         // Stored before the first creation in it, so that it is sealed on every error.
-        let (home, _) = self.home.insert(open_home(place, &key)?);
+        let (home, _) = self.home.insert(open_home(store_directory, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         unseal_directory(home.as_fd(), PLAIN_DIR_NAME)?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
@@ -295,17 +295,17 @@ pub(super) fn key_of(workspace: &Path) -> String {
 }
 
 /// Opens the directory of a workspace and takes its shared lock.
-fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
-    let place = match open_directory(CWD, place) {
+fn open_home(store_directory: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let store_directory = match open_directory(CWD, store_directory) {
         Err(Errno::NOENT) => {
-            make_where_missing(CWD, place, Mode::RWXU)?;
-            open_directory(CWD, place)?
+            make_where_missing(CWD, store_directory, Mode::RWXU)?;
+            open_directory(CWD, store_directory)?
         }
         other => other?,
     };
     let until = Instant::now() + EXCLUSIVE_TIMEOUT;
     loop {
-        let home = create_home(place.as_fd(), key)?;
+        let home = create_home(store_directory.as_fd(), key)?;
         let lock = match open_lock(home.as_fd()) {
             // The directory is being cleared.
             Err(Errno::NOENT) => None,

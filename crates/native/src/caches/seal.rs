@@ -29,17 +29,17 @@ const MAX_LISTING_RETRIES: usize = 10_000;
 const CLOCK_SLACK_SECONDS: u64 = 2;
 
 /// Holds the directory of a workspace.
-pub(super) fn open_home_path<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
+pub(super) fn open_home_path<P: rustix::path::Arg>(store_directory: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(place, key, flags, Mode::empty())
+    openat(store_directory, key, flags, Mode::empty())
 }
 
 /// The same, created if missing, with the mode that prevents listing.
-pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
-    let home = match open_home_path(place, key) {
+pub(super) fn create_home(store_directory: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
+    let home = match open_home_path(store_directory, key) {
         Err(Errno::NOENT) => {
-            make_where_missing(place, key, Mode::from_raw_mode(HOME_MODE))?;
-            open_home_path(place, key)?
+            make_where_missing(store_directory, key, Mode::from_raw_mode(HOME_MODE))?;
+            open_home_path(store_directory, key)?
         }
         other => other?,
     };
@@ -114,22 +114,22 @@ pub(super) fn unseal_directory(home: BorrowedFd<'_>, name: &str) -> Result<(), E
 /// Renames, at the end of a run at level restricted, all directories whose names the run can have learnt.
 #[derive(Debug)]
 pub(crate) struct NameRotation {
-    place: PathBuf,
+    store_directory: PathBuf,
     /// Start of the run, in seconds since 1970.
     since: u64,
 }
 
 impl NameRotation {
     /// Creates the rotation for a run of `plan`; `None` at a level where runs do not see the state.
-    pub(crate) fn for_plan(plan: &AttemptPlan, place: Option<&Path>) -> Option<Self> {
-        let place = place.filter(|_| plan.level == IsolationLevel::Restricted)?.to_owned();
+    pub(crate) fn for_plan(plan: &AttemptPlan, store_directory: Option<&Path>) -> Option<Self> {
+        let store_directory = store_directory.filter(|_| plan.level == IsolationLevel::Restricted)?.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Some(Self { place, since: now.saturating_sub(CLOCK_SLACK_SECONDS) })
+        Some(Self { store_directory, since: now.saturating_sub(CLOCK_SLACK_SECONDS) })
     }
 
     /// Returns whether the run can have learnt the name: sealing and listing change the ctime.
-    fn is_known(&self, place: BorrowedFd<'_>, key: &str) -> bool {
-        statat(place, key, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
+    fn is_known(&self, store_directory: BorrowedFd<'_>, key: &str) -> bool {
+        statat(store_directory, key, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
             found.st_mode & 0o777 != HOME_MODE || u64::try_from(found.st_ctime).unwrap_or(0) >= self.since
         })
     }
@@ -137,11 +137,11 @@ impl NameRotation {
 
 impl Drop for NameRotation {
     fn drop(&mut self) {
-        let Ok(place) = open_directory(CWD, &self.place) else { return };
-        let found = list_entry_names(place.as_fd()).unwrap_or_default();
+        let Ok(store_directory) = open_directory(CWD, &self.store_directory) else { return };
+        let found = list_entry_names(store_directory.as_fd()).unwrap_or_default();
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
-        for key in keys.filter(|key| is_key(key) && self.is_known(place.as_fd(), key)) {
-            let Ok(home) = open_home_path(place.as_fd(), &key) else { continue };
+        for key in keys.filter(|key| is_key(key) && self.is_known(store_directory.as_fd(), key)) {
+            let Ok(home) = open_home_path(store_directory.as_fd(), &key) else { continue };
             // If the lock is held, the run that holds it seals the directory with another name.
             if let Ok(lock) = open_lock(home.as_fd())
                 && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_overlay_root};
 use stockade_model::RawText;
 use stockade_sys::ready::readable_before;
-use stockade_sys::socket::demand_own;
+use stockade_sys::socket::require_own;
 use stockade_sys::{Errno, caps, descriptors, fd_passing, fork_signals, mount};
 
 use super::seal::open_home_path;
@@ -294,7 +294,7 @@ impl LayerServer {
     }
 
     fn answer_client(&mut self, run: BorrowedFd<'_>) -> io::Result<()> {
-        demand_own(run)?;
+        require_own(run)?;
         if seccomp_status_of(&socket_peercred(run)?.pid.as_raw_nonzero().to_string())? != self.seccomp_status {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
@@ -371,12 +371,12 @@ impl LayerServer {
         if (found.st_dev, found.st_ino) != request.identity {
             return Err(Errno::STALE);
         }
-        let places = self.set.prepare_tool(&request.tool, request.mode, &request.directories)?;
-        let places = (places.upper.as_fd(), places.work.as_fd());
+        let overlay_directories = self.set.prepare_tool(&request.tool, request.mode, &request.directories)?;
+        let overlay_directories = (overlay_directories.upper.as_fd(), overlay_directories.work.as_fd());
         self.mounted += 1;
         let name = CString::new(self.mounted.to_string()).map_err(|_| Errno::INVAL)?;
         let tree = loop {
-            match mount_overlay(self.mount_root.as_fd(), &name, lower.as_fd(), places) {
+            match mount_overlay(self.mount_root.as_fd(), &name, lower.as_fd(), overlay_directories) {
                 Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_POLL_INTERVAL),
                 other => break other?,
             }

@@ -28,7 +28,7 @@ const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// The directory with the caches of all workspaces.
 #[derive(Debug)]
 pub struct CacheStore {
-    place: OwnedFd,
+    store_directory: OwnedFd,
 }
 
 /// The caches of one workspace.
@@ -75,15 +75,15 @@ pub struct CacheStoreError {
 }
 
 impl CacheStore {
-    /// Opens the caches at `place`; `None` if nothing is there.
+    /// Opens the caches at `store_directory`; `None` if nothing is there.
     ///
     /// # Errors
     /// [`CacheStoreError`] if the directory cannot be opened.
-    pub fn open(place: &Path) -> Result<Option<Self>, CacheStoreError> {
-        match open_directory(CWD, place) {
-            Ok(place) => Ok(Some(Self { place })),
+    pub fn open(store_directory: &Path) -> Result<Option<Self>, CacheStoreError> {
+        match open_directory(CWD, store_directory) {
+            Ok(store_directory) => Ok(Some(Self { store_directory })),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(CacheStoreError { what: "open", path: place.to_owned(), errno }),
+            Err(errno) => Err(CacheStoreError { what: "open", path: store_directory.to_owned(), errno }),
         }
     }
 
@@ -92,7 +92,7 @@ impl CacheStore {
     /// # Errors
     /// [`CacheStoreError`] if the directory cannot be read.
     pub fn list_workspaces(&self) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
-        let found = list_entry_names(self.place.as_fd()).map_err(|errno| store_error("list", "", errno))?;
+        let found = list_entry_names(self.store_directory.as_fd()).map_err(|errno| store_error("list", "", errno))?;
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         let mut found: Vec<_> = keys.filter(|key| is_key(key)).filter_map(|key| self.look_at(key)).collect();
         found.sort_by_key(|caches| std::cmp::Reverse(caches.used_ms));
@@ -100,7 +100,7 @@ impl CacheStore {
     }
 
     fn look_at(&self, key: String) -> Option<WorkspaceCaches> {
-        let home = open_home_path(self.place.as_fd(), &key).ok()?;
+        let home = open_home_path(self.store_directory.as_fd(), &key).ok()?;
         let held = lock_exclusive(home.as_fd());
         let is_used = matches!(held, Ok(None));
         let mut tools = std::collections::BTreeMap::new();
@@ -138,7 +138,7 @@ impl CacheStore {
     /// [`CacheStoreError`] if they cannot be removed.
     pub fn clear(&self, key: &str) -> Result<ClearResult, CacheStoreError> {
         let failed = |errno| store_error("clear", key, errno);
-        let home = match open_home_path(self.place.as_fd(), key) {
+        let home = match open_home_path(self.store_directory.as_fd(), key) {
             Err(Errno::NOENT) => return Ok(ClearResult::Removed),
             other => other.map_err(failed)?,
         };
@@ -146,7 +146,7 @@ impl CacheStore {
         // A run that starts now creates a new directory.
         let removal_name = format!("{REMOVAL_PREFIX}{key}");
         self.sweep().map_err(failed)?;
-        renameat(&self.place, key, &self.place, removal_name.as_str()).map_err(failed)?;
+        renameat(&self.store_directory, key, &self.store_directory, removal_name.as_str()).map_err(failed)?;
         self.sweep().map_err(failed)?;
         Ok(ClearResult::Removed)
     }
@@ -155,7 +155,7 @@ impl CacheStore {
     /// something in it meanwhile, until it finds that the directory is gone.
     fn sweep(&self) -> Result<(), Errno> {
         let deadline = Instant::now() + REMOVAL_TIMEOUT;
-        while sweep_removals(self.place.as_fd()).is_err() {
+        while sweep_removals(self.store_directory.as_fd()).is_err() {
             if Instant::now() >= deadline {
                 return Err(Errno::BUSY);
             }

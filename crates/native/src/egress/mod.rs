@@ -41,7 +41,7 @@ pub(crate) struct RunEgressOptions {
     /// Special addresses, limits, and the intercepted traffic.
     pub(crate) rules: EgressRules,
     /// TLS interception that was prepared for these rules.
-    pub(crate) edge: Arc<PreparedInterception>,
+    pub(crate) interception: Arc<PreparedInterception>,
     /// Decides on requests to the proxy itself.
     pub(crate) policy: Arc<dyn EgressPolicy>,
     /// Receiver of its events.
@@ -181,9 +181,9 @@ impl RunEgress {
             None => None,
         };
         descriptor_limit::raise_limit();
-        let RunEgressOptions { rules, edge, policy, sink, resolver, published, connector } = egress_options;
+        let RunEgressOptions { rules, interception, policy, sink, resolver, published, connector } = egress_options;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
-        let setup = EgressProxySetup { rules, names, dns, edge, namespace, policy, sink, resolver, connector };
+        let setup = EgressProxySetup { rules, names, dns, interception, namespace, policy, sink, resolver, connector };
         let egress_proxy = EgressProxy::start(setup).map_err(std::io::Error::other)?;
         published.publish_ports(&egress_proxy);
         Ok(egress_proxy)
@@ -219,7 +219,7 @@ mod tests {
     fn the_proxy_is_started_on_first_use_and_not_after_the_end() {
         let run_egress = RunEgress::of_host(RunEgressOptions {
             rules: EgressRules::default(),
-            edge: Arc::default(),
+            interception: Arc::default(),
             policy: Arc::new(Nobody),
             sink: Arc::new(|_| {}),
             resolver: Arc::new(Nobody),

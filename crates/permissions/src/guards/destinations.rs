@@ -188,8 +188,8 @@ fn resolve_destination<'s>(text: &'s [GitSetting], setting_value: Option<&'s [u8
 /// Returns the addresses of a remote in these settings.
 pub(super) fn remote_addresses<'s>(text: &'s [GitSetting], remote: &[u8]) -> Vec<RemoteAddress<'s>> {
     let of_remote = text.iter().filter(|setting| is_of(setting, "remote", remote));
-    let places = of_remote.filter(|setting| is_address_key(&setting.key));
-    places.map(|setting| (setting.key.as_str(), setting.value.as_deref())).collect()
+    let referenced_paths = of_remote.filter(|setting| is_address_key(&setting.key));
+    referenced_paths.map(|setting| (setting.key.as_str(), setting.value.as_deref())).collect()
 }
 
 pub(super) fn is_address_key(key: &str) -> bool {

@@ -110,10 +110,10 @@ pub(super) fn named_by_repository(
     // names are not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
     let own = own.map(|name| join_name(repository, name));
-    let mut places = ReferencedPaths::default();
-    places.any.extend(own.into_iter().filter(|path| view.is_link(path)));
+    let mut referenced = ReferencedPaths::default();
+    referenced.any.extend(own.into_iter().filter(|path| view.is_link(path)));
     for common in &common {
-        places.any.extend([b"config" as &[u8], b"hooks"].map(|name| join_name(common, name)));
+        referenced.any.extend([b"config" as &[u8], b"hooks"].map(|name| join_name(common, name)));
     }
     let own = [repository.to_vec()];
     let directories = if common.is_empty() { &own[..] } else { &common };
@@ -127,9 +127,9 @@ pub(super) fn named_by_repository(
     tops.sort();
     tops.dedup();
     for file in settings {
-        add_named_by_settings(view, &file, (&tops, settings_cache), 0, &mut places)?;
+        add_named_by_settings(view, &file, (&tops, settings_cache), 0, &mut referenced)?;
     }
-    Ok(places)
+    Ok(referenced)
 }
 
 /// Returns the repository whose `worktrees` contain the directory `data_directory`.
@@ -250,7 +250,7 @@ fn add_named_by_settings(
     file: &[u8],
     (tops, settings_cache): (&[Vec<u8>], &SettingsCache),
     depth: usize,
-    places: &mut ReferencedPaths,
+    referenced: &mut ReferencedPaths,
 ) -> Result<(), Vec<u8>> {
     // Git follows links to its settings.
     let Some(settings) = settings_cache.load(view, file)? else { return Ok(()) };
@@ -258,13 +258,13 @@ fn add_named_by_settings(
         match named {
             ReferencedPath::Include(path) => {
                 let path = join_relative(parent_path(file), path);
-                if depth < MAX_INCLUDES && !places.any.contains(&path) {
-                    places.any.push(path.clone());
-                    add_named_by_settings(view, &path, (tops, settings_cache), depth + 1, places)?;
+                if depth < MAX_INCLUDES && !referenced.any.contains(&path) {
+                    referenced.any.push(path.clone());
+                    add_named_by_settings(view, &path, (tops, settings_cache), depth + 1, referenced)?;
                 }
             }
-            ReferencedPath::File(path) => places.any.extend(tops.iter().map(|top| join_relative(top, path))),
-            ReferencedPath::Argument(path) => places.files.extend(tops.iter().map(|top| join_relative(top, path))),
+            ReferencedPath::File(path) => referenced.any.extend(tops.iter().map(|top| join_relative(top, path))),
+            ReferencedPath::Argument(path) => referenced.files.extend(tops.iter().map(|top| join_relative(top, path))),
         }
     }
     Ok(())
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn places(files: &[(&str, &str)], of: impl FnOnce(RootView<'_>) -> ReferencedPaths) -> Vec<String> {
+    fn referenced(files: &[(&str, &str)], of: impl FnOnce(RootView<'_>) -> ReferencedPaths) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = scratch.path().join(path);
@@ -371,7 +371,7 @@ mod tests {
                       [remote \"e\"] url = ext::sh ./e\n[gc] recentObjectsHook = r/o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
         let found =
-            places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).unwrap());
+            referenced(&files, |view| named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).unwrap());
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
@@ -397,9 +397,10 @@ mod tests {
     #[test]
     fn another_directory_with_the_settings_is_found() {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", &SettingsCache::default()).unwrap());
+        let found =
+            referenced(&files, |view| named_by_repository(view, b"/r", b"/r", &SettingsCache::default()).unwrap());
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
-        let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| {
+        let pointer = referenced(&[("w/.git", "gitdir: ../meta\n")], |view| {
             ReferencedPaths::of_any(named_by_pointer(view, b"/w/.git"))
         });
         assert_eq!(pointer, ["/meta"]);
@@ -421,7 +422,8 @@ mod tests {
         std::fs::create_dir_all(&git).unwrap();
         let root = std::fs::File::open(scratch.path()).unwrap();
         let view = RootView::new(root.as_fd());
-        let named = || named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).map(|places| places.any);
+        let named =
+            || named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).map(|referenced| referenced.any);
         for name in ["config.worktree", "config", "more"] {
             std::fs::write(git.join("config"), "[include] path = more\n").unwrap();
             let file = std::fs::File::create(git.join(name)).unwrap();

@@ -24,11 +24,11 @@ const MAX_POINTER_NAMES: usize = 500_000;
 /// Returns the target of a `.git` file in the directory `top`, by its text alone.
 pub fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_prefix(b"gitdir: ")?;
-    place_of(top, text.strip_suffix(b"\n").unwrap_or(text))
+    path_of(top, text.strip_suffix(b"\n").unwrap_or(text))
 }
 
 /// Returns the path that `path` names in a file of the directory `start`, by its text alone.
-pub fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
+pub fn path_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
         return None;
     }
@@ -88,7 +88,7 @@ pub fn leads_out(view: RootView<'_>) -> Result<Option<Vec<u8>>, Errno> {
             // An absolute path means the same from everywhere.
             let out = |text: Vec<u8>| {
                 let text = text.strip_suffix(b"\n").unwrap_or(&text);
-                !text.starts_with(b"/") && place_of(parent_path(&data_path), text).is_none()
+                !text.starts_with(b"/") && path_of(parent_path(&data_path), text).is_none()
             };
             if file_text_matches(view, &data_path, out) {
                 found = Some(data_path);
@@ -114,9 +114,13 @@ pub fn leading_through(
     let mut found = None;
     for_each_git(view, root, |directory, name, is_directory| {
         let git = join_name(directory, name);
-        let leads = |start: &[u8], place: &[u8]| !place.is_empty() && passes(&join_relative(start, place.trim_ascii()));
+        let leads = |start: &[u8], referenced_path: &[u8]| {
+            !referenced_path.is_empty() && passes(&join_relative(start, referenced_path.trim_ascii()))
+        };
         if !is_directory {
-            let of_pointer = |text: Vec<u8>| text.strip_prefix(b"gitdir:").is_some_and(|place| leads(directory, place));
+            let of_pointer = |text: Vec<u8>| {
+                text.strip_prefix(b"gitdir:").is_some_and(|referenced_path| leads(directory, referenced_path))
+            };
             if file_text_matches(view, &git, of_pointer) {
                 found = Some(git);
             }
@@ -130,7 +134,7 @@ pub fn leading_through(
         }
         let all = if addresses { settings_of(view, &git)? } else { Vec::new() };
         for (file, text) in all {
-            if local_addresses(&file, &text).iter().any(|place| passes(place)) {
+            if local_addresses(&file, &text).iter().any(|referenced_path| passes(referenced_path)) {
                 found = Some(file);
             }
         }
@@ -202,7 +206,7 @@ fn contains_entry(
 /// Returns whether the text of a `.git` file leads to a path beneath the root of the view, wherever
 /// the root is.
 fn stays_beneath(view: RootView<'_>, directory: &[u8], text: &[u8]) -> bool {
-    let is_relative = text.strip_prefix(b"gitdir: ").is_some_and(|place| !place.starts_with(b"/"));
+    let is_relative = text.strip_prefix(b"gitdir: ").is_some_and(|referenced_path| !referenced_path.starts_with(b"/"));
     is_relative && target_of(directory, text).is_some_and(|target| view.stat_path(&target).is_ok())
 }
 

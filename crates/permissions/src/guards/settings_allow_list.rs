@@ -344,7 +344,7 @@ fn leads_on(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>) -> bo
     }
     let Some(value) = setting.value.as_deref() else { return false };
     let is_relative = |value: &[u8]| !value.starts_with(b"/") && !value.starts_with(b"file:");
-    match local_place(path, value) {
+    match local_path(path, value) {
         Some(_) if is_relative(value) && !has_one_top(path, known) => false,
         Some(local) => (known.before.may_fetch)(&local),
         // The helper at the other end takes such a path for a home directory.
@@ -366,8 +366,10 @@ fn has_one_top(path: &[u8], known: &ParsedSettings<'_>) -> bool {
 pub fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = parse_settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
-    let places = of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?));
-    places.flat_map(|place| [b"" as &[u8], b".git", b"/.git"].map(|end| [&place[..], end].concat())).collect()
+    let referenced_paths = of_remotes.filter_map(|setting| local_path(path, setting.value.as_deref()?));
+    referenced_paths
+        .flat_map(|referenced_path| [b"" as &[u8], b".git", b"/.git"].map(|end| [&referenced_path[..], end].concat()))
+        .collect()
 }
 
 /// Returns whether a remote or a module in the settings `text` has an address that means another
@@ -378,29 +380,30 @@ pub fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
         let value = setting.value.as_deref().unwrap_or_default();
         is_address_key(&setting.key)
             && !value.starts_with(b"/")
-            && local_place(path, value).is_some()
+            && local_path(path, value).is_some()
             && !value.starts_with(b"file:")
     })
 }
 
 /// Returns the local path of an address in the settings at `path`, from its text alone.
-fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
-    let place = match address.strip_prefix(b"file://") {
+fn local_path(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
+    let referenced_path = match address.strip_prefix(b"file://") {
         // Git decodes escapes in such a path.
-        Some(place) => Some(place).filter(|place| place.starts_with(b"/") && !place.contains(&b'%'))?,
+        Some(referenced_path) => Some(referenced_path)
+            .filter(|referenced_path| referenced_path.starts_with(b"/") && !referenced_path.contains(&b'%'))?,
         None => Some(address).filter(|address| !address.starts_with(b"~"))?,
     };
-    let colon = place.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
-    let slash = place.iter().position(|b| *b == b'/').unwrap_or(place.len());
+    let colon = referenced_path.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
+    let slash = referenced_path.iter().position(|b| *b == b'/').unwrap_or(referenced_path.len());
     if colon < slash {
         return None;
     }
     // Relative to the top of the work tree that contains the repository.
     let holder = parent_path(path);
     let top = if last_component(holder) == b".git" { parent_path(holder) } else { holder };
-    let start = if place.starts_with(b"/") { &b""[..] } else { top };
+    let start = if referenced_path.starts_with(b"/") { &b""[..] } else { top };
     let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
-    for part in place.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
+    for part in referenced_path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
         if part == b".." {
             parts.pop();
         } else {
@@ -428,12 +431,12 @@ fn is_harmless_remote(remote: &[u8], setting: &GitSetting, known: &ParsedSetting
 /// Returns whether the setting existed under another name of the same remote, which has just lost
 /// that name.
 fn is_renamed(remote: &[u8], setting: &GitSetting, known: &ParsedSettings<'_>, found: &[GitSetting]) -> bool {
-    let place = remote_addresses(found, remote);
+    let referenced_path = remote_addresses(found, remote);
     known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
         let name = old.subsection.as_deref().unwrap_or_default();
         old.section == "remote"
-            && !place.is_empty()
-            && remote_addresses(&known.now, name) == place
+            && !referenced_path.is_empty()
+            && remote_addresses(&known.now, name) == referenced_path
             && remote_addresses(found, name).is_empty()
     })
 }
@@ -476,16 +479,16 @@ fn is_address(address: &[u8]) -> bool {
         return false;
     }
     let scheme = address.windows(3).position(|part| part == b"://");
-    let (place, is_known) = match scheme {
+    let (referenced_path, is_known) = match scheme {
         Some(end) => (
             &address[end + 3..],
             matches!(&address[..end], b"https" | b"http" | b"ssh" | b"git" | b"file" | b"git+ssh" | b"ssh+git"),
         ),
         None => (address, true),
     };
-    let authority = place.split(|b| *b == b'/').next().unwrap_or(place);
+    let authority = referenced_path.split(|b| *b == b'/').next().unwrap_or(referenced_path);
     let host = authority.rsplit(|b| *b == b'@').next().unwrap_or(authority);
-    is_known && !place.starts_with(b"-") && !host.starts_with(b"-")
+    is_known && !referenced_path.starts_with(b"-") && !host.starts_with(b"-")
 }
 
 /// Returns whether a refspec writes only to the remote's own names, and to no branch of the user.

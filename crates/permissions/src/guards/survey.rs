@@ -66,7 +66,7 @@ pub enum SurveyError {
     TimedOut(String),
     /// The survey found more paths than it keeps.
     #[error("more than {MAX_GUARDED_PATHS} targets of protected links in one writable tree")]
-    TooManyPlaces,
+    TooManyPaths,
     /// The root directory of the view cannot be opened.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
     Unreadable,
@@ -138,7 +138,7 @@ struct TreeSurvey<'a> {
     /// Repositories with addresses that were added.
     known_remotes: HashSet<Vec<u8>>,
     /// Guarded paths that are followed already.
-    known_places: HashSet<Vec<u8>>,
+    known_paths: HashSet<Vec<u8>>,
     deadline: Instant,
 }
 
@@ -207,7 +207,7 @@ pub fn survey_directory(
 fn is_of_git(directory: &[u8], marks: RepositoryMarks) -> bool {
     let part = || GitPathKind::classify_path(&join_name(directory, b"config.worktree"), 0).map(|(_, part)| part);
     fold_name(last_component(directory)).as_ref() == b".git"
-        || marks.settings && part() == Some(GitPathKind::Judged(GuardedContent::Settings))
+        || marks.settings && part() == Some(GitPathKind::Checked(GuardedContent::Settings))
 }
 
 fn shown(path: &[u8]) -> String {
@@ -242,7 +242,7 @@ impl<'a> TreeSurvey<'a> {
             settings_cache: SettingsCache::new(settings.home.clone()),
             known_repositories: HashSet::new(),
             known_remotes: HashSet::new(),
-            known_places: HashSet::new(),
+            known_paths: HashSet::new(),
             deadline: Instant::now() + SURVEY_TIMEOUT,
         }
     }
@@ -360,12 +360,12 @@ impl<'a> TreeSurvey<'a> {
             return Ok(());
         }
         for name in [&b"config"[..], b"config.worktree", b"commondir"] {
-            self.demand_readable(&join_name(directory, name))?;
+            self.require_readable(&join_name(directory, name))?;
         }
         let named = git::named_by_repository(self.view, directory, top, &self.settings_cache);
-        let places = named.map_err(|file| unread(&file))?;
+        let referenced_paths = named.map_err(|file| unread(&file))?;
         self.add_remotes(directory)?;
-        self.add_settings((places, top), &join_name(directory, b"config"))?;
+        self.add_settings((referenced_paths, top), &join_name(directory, b"config"))?;
         self.add_work_tree(top)
     }
 
@@ -381,14 +381,14 @@ impl<'a> TreeSurvey<'a> {
             all => all.map_err(|errno| unlisted(&end, errno))?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
-        let local = local.flat_map(|place| with_end(self.view, &place));
-        self.found.addresses.extend(local.filter(|place| is_at_or_beneath(self.tree, place)));
+        let local = local.flat_map(|referenced_path| with_end(self.view, &referenced_path));
+        self.found.addresses.extend(local.filter(|referenced_path| is_at_or_beneath(self.tree, referenced_path)));
         Ok(())
     }
 
     /// Fails if a file cannot be read. A run can close a file of its user and open it again, so an
     /// unreadable file may lead anywhere.
-    fn demand_readable(&self, file: &[u8]) -> Result<(), SurveyError> {
+    fn require_readable(&self, file: &[u8]) -> Result<(), SurveyError> {
         let Some(chain) = self.view.resolve_path(file) else { return Ok(()) };
         let is_closed = chain.closed.is_some()
             || self.view.probe_object(&chain.end) == ObjectPresence::Is(FileType::RegularFile)
@@ -436,7 +436,7 @@ impl<'a> TreeSurvey<'a> {
             self.found.linked.insert((stat.st_dev, stat.st_ino));
         }
         if fold_name(last_component(path)).as_ref() == b".git" {
-            self.demand_readable(path)?;
+            self.require_readable(path)?;
             let named = git::named_by_pointer(self.view, path);
             self.add_settings((ReferencedPaths::of_any(named.clone()), parent_path(path)), path)?;
             // The repository may be outside all writable trees.
@@ -452,20 +452,25 @@ impl<'a> TreeSurvey<'a> {
 
     /// Adds the paths that the settings in the file `by` name, for the work tree with the top
     /// `top`.
-    fn add_settings(&mut self, (places, top): (ReferencedPaths, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
-        let ReferencedPaths { any, files } = places;
+    fn add_settings(
+        &mut self,
+        (referenced_paths, top): (ReferencedPaths, &[u8]),
+        by: &[u8],
+    ) -> Result<(), SurveyError> {
+        let ReferencedPaths { any, files } = referenced_paths;
         let files = files.into_iter().filter(|file| !self.leads_to_directory(file)).collect::<Vec<_>>();
         // If a directory above is moved, a relative path leads elsewhere.
-        let leaves =
-            |place: &[u8]| !is_at_or_beneath(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
-        if any.iter().chain(&files).any(|place| leaves(place)) {
+        let leaves = |referenced_path: &[u8]| {
+            !is_at_or_beneath(top, referenced_path) || referenced_path.split(|b| *b == b'/').any(|part| part == b"..")
+        };
+        if any.iter().chain(&files).any(|referenced_path| leaves(referenced_path)) {
             self.found.pins.insert(by.to_vec());
         }
-        any.into_iter().chain(files).try_for_each(|place| self.add_place(place, by, 0))
+        any.into_iter().chain(files).try_for_each(|referenced_path| self.add_path(referenced_path, by, 0))
     }
 
-    fn leads_to_directory(&self, place: &[u8]) -> bool {
-        self.view.resolve_path(place).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
+    fn leads_to_directory(&self, referenced_path: &[u8]) -> bool {
+        self.view.resolve_path(referenced_path).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
     }
 
     /// Adds a link with a guarded name or, if not `whole`, with a name above a guarded one.
@@ -476,26 +481,26 @@ impl<'a> TreeSurvey<'a> {
         }
         self.found.pins.insert(link.to_vec());
         let Some(LinkChain { links, end, missing, closed }) = self.view.follow_link(link) else { return Ok(()) };
-        for place in links.into_iter().chain(missing).chain(closed) {
-            self.add_target(place, link)?;
+        for referenced_path in links.into_iter().chain(missing).chain(closed) {
+            self.add_target(referenced_path, link)?;
         }
         if fold_name(last_component(link)).as_ref() == b".git" {
             self.add_repository_of(&end, parent_path(link))?;
         }
         if whole {
-            return self.add_place(end, link, depth);
+            return self.add_path(end, link, depth);
         }
         for rest in below {
-            self.add_place(join_name(&end, rest.as_os_str().as_encoded_bytes()), link, depth)?;
+            self.add_path(join_name(&end, rest.as_os_str().as_encoded_bytes()), link, depth)?;
         }
         Ok(())
     }
 
     /// Adds a guarded path, and every link on the way to it.
-    fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
+    fn add_path(&mut self, referenced_path: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
         // A path that leads nowhere is guarded by its text.
-        let Some(LinkChain { links, end, missing, closed }) = self.view.resolve_path(&place) else {
-            return self.add_target(place, by);
+        let Some(LinkChain { links, end, missing, closed }) = self.view.resolve_path(&referenced_path) else {
+            return self.add_target(referenced_path, by);
         };
         // The run may make a tree that does not exist yet.
         let missing = missing.filter(|missing| !is_at_or_beneath(missing, self.tree));
@@ -505,7 +510,7 @@ impl<'a> TreeSurvey<'a> {
         if !self.is_git_own(&end) {
             self.add_target(end.clone(), by)?;
         }
-        if depth > MAX_LINK_DEPTH || !self.known_places.insert(end.clone()) {
+        if depth > MAX_LINK_DEPTH || !self.known_paths.insert(end.clone()) {
             return Ok(());
         }
         match self.kind_of(&end) {
@@ -519,19 +524,19 @@ impl<'a> TreeSurvey<'a> {
         }
     }
 
-    fn add_target(&mut self, place: Vec<u8>, by: &[u8]) -> Result<(), SurveyError> {
+    fn add_target(&mut self, referenced_path: Vec<u8>, by: &[u8]) -> Result<(), SurveyError> {
         // If a file is granted by its name, the user has agreed to this file.
-        if place == self.tree && self.kind_of(&place) == FileType::RegularFile {
+        if referenced_path == self.tree && self.kind_of(&referenced_path) == FileType::RegularFile {
             return Ok(());
         }
-        if is_at_or_beneath(&place, self.tree) {
+        if is_at_or_beneath(&referenced_path, self.tree) {
             return Err(SurveyError::Covers(shown(by)));
         }
         if self.found.targets.len() >= MAX_GUARDED_PATHS {
-            return Err(SurveyError::TooManyPlaces);
+            return Err(SurveyError::TooManyPaths);
         }
-        if self.is_writable(&place) {
-            self.found.targets.insert(place);
+        if self.is_writable(&referenced_path) {
+            self.found.targets.insert(referenced_path);
         }
         Ok(())
     }
@@ -544,15 +549,15 @@ impl<'a> TreeSurvey<'a> {
             |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|segment| beneath.starts_with(segment));
         self.is_writable(end)
             && part.is_some_and(|(beneath, part)| match part {
-                GitPathKind::Judged(GuardedContent::Settings) => true,
+                GitPathKind::Checked(GuardedContent::Settings) => true,
                 GitPathKind::Directory => is_own(beneath),
                 _ => false,
             })
     }
 
     /// Returns whether the run may write there at all. Other paths need no guard.
-    fn is_writable(&self, place: &[u8]) -> bool {
-        self.writable.iter().any(|root| is_at_or_beneath(root, place))
+    fn is_writable(&self, referenced_path: &[u8]) -> bool {
+        self.writable.iter().any(|root| is_at_or_beneath(root, referenced_path))
     }
 }
 
@@ -586,9 +591,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_guarded(files: &[(&str, &str)], place: &str) {
+    fn assert_guarded(files: &[(&str, &str)], referenced_path: &str) {
         let found = survey_of(files).unwrap();
-        assert!(found.targets.contains(place.as_bytes()), "{place}: {:?}", found.targets);
+        assert!(found.targets.contains(referenced_path.as_bytes()), "{referenced_path}: {:?}", found.targets);
     }
 
     #[test]

@@ -82,13 +82,13 @@ impl StarlarkLexer<'_> {
                 tokens.push((self.lines.position_at(self.at), StarlarkToken::End));
                 return Ok(tokens);
             };
-            let place = self.lines.position_at(self.at);
+            let position = self.lines.position_at(self.at);
             let start = self.at;
             match c {
                 '\n' => {
                     self.at += 1;
                     if self.brackets == 0 {
-                        tokens.push((place, StarlarkToken::Newline));
+                        tokens.push((position, StarlarkToken::Newline));
                     }
                     self.line_start = true;
                     continue;
@@ -108,17 +108,17 @@ impl StarlarkLexer<'_> {
                     self.at += 2;
                     continue;
                 }
-                '"' | '\'' => tokens.push((place, StarlarkToken::Text(self.read_string(false)?))),
+                '"' | '\'' => tokens.push((position, StarlarkToken::Text(self.read_string(false)?))),
                 'r' if rest[1..].starts_with(['"', '\'']) => {
                     self.at += 1;
-                    tokens.push((place, StarlarkToken::Text(self.read_string(true)?)));
+                    tokens.push((position, StarlarkToken::Text(self.read_string(true)?)));
                 }
                 c if c.is_ascii_alphabetic() || c == '_' => {
-                    tokens.push((place, StarlarkToken::Name(self.read_name()?)))
+                    tokens.push((position, StarlarkToken::Name(self.read_name()?)))
                 }
                 c if c.is_ascii_digit() => {
                     self.at += rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
-                    tokens.push((place, StarlarkToken::Number));
+                    tokens.push((position, StarlarkToken::Number));
                 }
                 '(' | '[' | ')' | ']' | ',' | '=' | '+' | ';' => {
                     self.at += 1;
@@ -127,7 +127,7 @@ impl StarlarkLexer<'_> {
                         ')' | ']' => self.brackets = self.brackets.saturating_sub(1),
                         _ => {}
                     }
-                    tokens.push((place, StarlarkToken::Symbol(c)));
+                    tokens.push((position, StarlarkToken::Symbol(c)));
                 }
                 _ => return self.fail_at(start, format!("`{c}` is not understood here")),
             }
@@ -228,8 +228,8 @@ const RESERVED_WORDS: &[&str] = &[
 
 impl StarlarkParser {
     fn current_token(&self) -> (TextPosition, &StarlarkToken) {
-        let (place, token) = &self.tokens[self.at.min(self.tokens.len() - 1)];
-        (*place, token)
+        let (position, token) = &self.tokens[self.at.min(self.tokens.len() - 1)];
+        (*position, token)
     }
 
     fn fail_here<T>(&self, why: impl Into<String>) -> Result<T, PositionedError> {
@@ -284,7 +284,7 @@ impl StarlarkParser {
     fn parse_call(&mut self, at: TextPosition, name: String) -> Result<StarlarkCall, PositionedError> {
         let mut call = StarlarkCall { at, name, positional: Vec::new(), named: Vec::new() };
         while !self.next_is(')') {
-            let place = self.current_token().0;
+            let position = self.current_token().0;
             let keyword = match (self.current_token().1, self.tokens.get(self.at + 1)) {
                 (StarlarkToken::Name(name), Some((_, StarlarkToken::Symbol('=')))) => Some(name.clone()),
                 _ => None,
@@ -292,10 +292,10 @@ impl StarlarkParser {
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(PositionedError::new(place, format!("`{keyword}` appears twice here")));
+                    return Err(PositionedError::new(position, format!("`{keyword}` appears twice here")));
                 }
                 let value = self.parse_value(0)?;
-                call.named.push((place, keyword, value));
+                call.named.push((position, keyword, value));
             } else if call.named.is_empty() {
                 let value = self.parse_value(0)?;
                 call.positional.push(value);

@@ -130,7 +130,7 @@ fn keys_beside_the_rules_are_reported_where_they_matter() {
             import_policy(tool, &[source(tool, "f", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         let deviations: BTreeSet<ImportDeviation> = imported.notes.iter().map(|note| note.carried).collect();
         assert_eq!(deviations, carried.into_iter().collect(), "{text}: {:?}", imported.notes);
-        assert!(imported.notes.iter().all(|note| note.place.line == 2), "{text}: {:?}", imported.notes);
+        assert!(imported.notes.iter().all(|note| note.position.line == 2), "{text}: {:?}", imported.notes);
         assert!(!imported.to_toml().contains("secret"), "values of variables may be secrets");
     }
 }

@@ -70,7 +70,7 @@ pub(crate) enum ValueKind {
     /// A branch or a tag that is created or changed.
     Branch,
     /// Destination file or directory for a repository or a part of it.
-    Place,
+    Destination,
     /// Address of another repository.
     Address,
     /// Value for a name in git's configuration.

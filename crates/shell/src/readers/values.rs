@@ -45,7 +45,7 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         | ValueKind::ConfigKey
         | ValueKind::Pathspec
         | ValueKind::Branch
-        | ValueKind::Place
+        | ValueKind::Destination
         | ValueKind::Setting
         | ValueKind::Address => repository_value(classifier, kind, value),
         ValueKind::Mode if is_plain_mode(&value.display_bytes()) => {}

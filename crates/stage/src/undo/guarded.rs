@@ -18,23 +18,23 @@ const OBJECTS_DIRECTORY: &[u8] = b"objects";
 pub(super) struct GuardedBaseline {
     root: PathBuf,
     powers: AttemptPermissions,
-    places: BTreeSet<Vec<u8>>,
+    guarded_paths: BTreeSet<Vec<u8>>,
     repositories: BTreeSet<Vec<u8>>,
 }
 
 impl GuardedBaseline {
     pub fn new(root: &Path, protect: &[String]) -> Self {
         let powers = AttemptPermissions::for_workspace(root, protect);
-        Self { root: root.to_owned(), powers, places: BTreeSet::new(), repositories: BTreeSet::new() }
+        Self { root: root.to_owned(), powers, guarded_paths: BTreeSet::new(), repositories: BTreeSet::new() }
     }
 
     /// Adds paths that were guarded because of a reference, and directories that were repositories.
     pub fn add_guarded<'p>(
         &mut self,
-        places: impl IntoIterator<Item = &'p Vec<u8>>,
+        guarded_paths: impl IntoIterator<Item = &'p Vec<u8>>,
         repositories: impl IntoIterator<Item = &'p Vec<u8>>,
     ) {
-        self.places.extend(places.into_iter().cloned());
+        self.guarded_paths.extend(guarded_paths.into_iter().cloned());
         self.repositories.extend(repositories.into_iter().cloned());
     }
 
@@ -43,7 +43,7 @@ impl GuardedBaseline {
     pub fn is_guarded(&self, path: &[u8]) -> bool {
         let whole = self.root.join(to_os_str(path));
         self.powers.has_guarded_name(whole.as_os_str().as_bytes())
-            || self.places.iter().any(|place| place == path || is_beneath(path, place))
+            || self.guarded_paths.iter().any(|guarded_path| guarded_path == path || is_beneath(path, guarded_path))
             || self.repositories.iter().any(|repository| is_obeyed_in(repository, path))
     }
 }

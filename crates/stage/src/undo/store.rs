@@ -108,7 +108,7 @@ pub enum UndoError {
     Unkept(#[from] UndoRecordError),
     /// The state directory cannot be used.
     #[error("cannot {what} the directory of runs that can be undone: {errno}")]
-    Place {
+    Directory {
         /// Operation that failed.
         what: &'static str,
         /// Error of the kernel.
@@ -117,13 +117,13 @@ pub enum UndoError {
 }
 
 fn store_error(what: &'static str) -> impl Fn(Errno) -> UndoError {
-    move |errno| UndoError::Place { what, errno }
+    move |errno| UndoError::Directory { what, errno }
 }
 
 /// The directory of all runs.
 #[derive(Debug)]
 pub struct UndoStore {
-    place: OwnedFd,
+    directory: OwnedFd,
 }
 
 /// A locked run: no other process records or restores it.
@@ -144,7 +144,7 @@ impl UndoStore {
     /// [`UndoError::Place`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Option<Self>, UndoError> {
         match open_directory(CWD, path) {
-            Ok(place) => Ok(Some(Self { place })),
+            Ok(directory) => Ok(Some(Self { directory })),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(store_error("open")(errno)),
         }
@@ -156,7 +156,7 @@ impl UndoStore {
     /// [`UndoError::Place`] if it cannot be made or opened.
     pub fn open_or_create(path: &Path) -> Result<Self, UndoError> {
         make_where_missing(CWD, path, Mode::RWXU).map_err(store_error("make"))?;
-        open_directory(CWD, path).map(|place| Self { place }).map_err(store_error("open"))
+        open_directory(CWD, path).map(|directory| Self { directory }).map_err(store_error("open"))
     }
 
     /// Begins to record a run, or continues the record of an earlier attempt. Removes the oldest
@@ -169,8 +169,8 @@ impl UndoStore {
         let root = open_root(&new.workspace).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let stat = fstat(&root).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let id = new.request.as_str();
-        make_where_missing(&self.place, id, Mode::RWXU).map_err(store_error("write in"))?;
-        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("write in"))?;
+        make_where_missing(&self.directory, id, Mode::RWXU).map_err(store_error("write in"))?;
+        let directory = open_directory(self.directory.as_fd(), id).map_err(store_error("write in"))?;
         let lock = lock_run(directory.as_fd(), id)?;
         make_where_missing(&directory, OBJECTS_DIRECTORY, Mode::RWXU).map_err(store_error("write in"))?;
         let meta = UndoMeta {
@@ -202,13 +202,13 @@ impl UndoStore {
     }
 
     fn list_ids(&self) -> Result<Vec<String>, UndoError> {
-        let names = list_entry_names(self.place.as_fd()).map_err(store_error("list"))?;
+        let names = list_entry_names(self.directory.as_fd()).map_err(store_error("list"))?;
         let names = names.into_iter().filter_map(|name| String::from_utf8(name).ok());
         Ok(names.filter(|name| !name.starts_with('.')).collect())
     }
 
     fn look_at(&self, id: &str) -> Result<UndoMeta, UndoError> {
-        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("read"))?;
+        let directory = open_directory(self.directory.as_fd(), id).map_err(store_error("read"))?;
         read_meta(directory.as_fd()).map_err(UndoError::Damaged)
     }
 
@@ -237,7 +237,7 @@ impl UndoStore {
     /// [`UndoError`] if the run has not ended, or if its workspace is missing.
     pub fn open_run(&self, request: &RequestId) -> Result<UndoRun, UndoError> {
         let id = request.as_str();
-        let directory = match open_directory(self.place.as_fd(), id) {
+        let directory = match open_directory(self.directory.as_fd(), id) {
             Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
             other => other.map_err(store_error("read"))?,
         };
@@ -259,25 +259,25 @@ impl UndoStore {
     /// [`UndoError`] if the run has not ended, or cannot be removed.
     pub fn remove_run(&self, request: &RequestId) -> Result<(), UndoError> {
         let id = request.as_str();
-        let directory = match open_directory(self.place.as_fd(), id) {
+        let directory = match open_directory(self.directory.as_fd(), id) {
             Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
             other => other.map_err(store_error("read"))?,
         };
         let _lock = lock_run(directory.as_fd(), id)?;
         let removal_name = format!("{REMOVAL_PREFIX}{id}");
-        remove_tree(self.place.as_fd(), removal_name.as_bytes())?;
-        renameat(&self.place, id, &self.place, removal_name.as_str()).map_err(store_error("write in"))?;
-        remove_tree(self.place.as_fd(), removal_name.as_bytes()).map_err(UndoError::Path)
+        remove_tree(self.directory.as_fd(), removal_name.as_bytes())?;
+        renameat(&self.directory, id, &self.directory, removal_name.as_str()).map_err(store_error("write in"))?;
+        remove_tree(self.directory.as_fd(), removal_name.as_bytes()).map_err(UndoError::Path)
     }
 
     /// Removes runs that are too old, and the oldest of the workspace if there are too many. Keeps
     /// a run that has not ended.
     fn remove_old(&self, workspace: &Path) -> Result<(), UndoError> {
-        sweep_removals(self.place.as_fd())?;
+        sweep_removals(self.directory.as_fd())?;
         let (now, mut run_count) = (now_ms(), 0);
         // A run that was killed before its description was written.
         for id in self.list_ids()?.iter().filter(|id| self.is_stale(id, now)) {
-            remove_tree(self.place.as_fd(), id.as_bytes())?;
+            remove_tree(self.directory.as_fd(), id.as_bytes())?;
         }
         for meta in self.list_runs()? {
             let is_of_workspace = meta.workspace.as_path() == workspace;
@@ -293,7 +293,7 @@ impl UndoStore {
     }
 
     fn is_stale(&self, id: &str, now_ms: u64) -> bool {
-        let Ok(directory) = open_directory(self.place.as_fd(), id) else { return false };
+        let Ok(directory) = open_directory(self.directory.as_fd(), id) else { return false };
         let modified_ms = fstat(&directory).map_or(0, |stat| u64::try_from(stat.st_mtime).unwrap_or(0) * 1000);
         modified_ms.saturating_add(MAX_AGE_MS) < now_ms && read_meta(directory.as_fd()).is_err()
     }

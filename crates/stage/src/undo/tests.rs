@@ -450,10 +450,10 @@ fn furnish_guarded(root: &Path) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 fn paths_guarded_before_the_run_are_restored_completely() {
     let scene = Scene::new();
     let root = scene.root();
-    let (places, repositories) = furnish_guarded(&root);
+    let (guarded_paths, repositories) = furnish_guarded(&root);
     let before = snapshot(&root);
     let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-    recorder.note_guarded(&places, &repositories).unwrap();
+    recorder.note_guarded(&guarded_paths, &repositories).unwrap();
     for name in fs::read_dir(&root).unwrap() {
         scene.remove_all(&mut recorder, &name.unwrap().path());
     }
@@ -472,9 +472,9 @@ fn links_to_newer_objects_are_not_put_back() {
     for (name, is_meanwhile) in [("own/mon", false), ("other", false), ("own/mon", true), ("other", true)] {
         let scene = Scene::new();
         let root = scene.root();
-        let (places, repositories) = furnish_guarded(&root);
+        let (guarded_paths, repositories) = furnish_guarded(&root);
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-        recorder.note_guarded(&places, &repositories).unwrap();
+        recorder.note_guarded(&guarded_paths, &repositories).unwrap();
         tick();
         scene.remove_all(&mut recorder, &root.join(".git"));
         recorder.before_remove(root.join("d").as_os_str().as_bytes()).unwrap();
@@ -505,12 +505,12 @@ fn leftovers_of_the_run_are_removed_before_a_link_reaches_them() {
         let scene = Scene::new();
         let root = scene.root();
         let (_, repositories) = furnish_guarded(&root);
-        let places = vec![root.join(".githooks").as_os_str().as_bytes().to_vec()];
+        let guarded_paths = vec![root.join(".githooks").as_os_str().as_bytes().to_vec()];
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-        recorder.note_guarded(&places, &repositories).unwrap();
+        recorder.note_guarded(&guarded_paths, &repositories).unwrap();
         tick();
         scene.remove_all(&mut recorder, &root.join(".git/HEAD"));
-        recorder.before_create(&places[0]).unwrap();
+        recorder.before_create(&guarded_paths[0]).unwrap();
         fs::create_dir(root.join(".githooks")).unwrap();
         fs::write(root.join(".githooks/x"), "run").unwrap();
         run.record_final_state().unwrap();

@@ -84,7 +84,7 @@ fn a_directory_that_is_no_sandbox_store_is_refused() {
     assert!(matches!(SandboxStore::open(&database_location), Err(StoreOpenError::Foreign { .. })));
     let (_root, path, _) = sandboxes();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    assert!(matches!(SandboxStore::open(&path), Err(StoreOpenError::Place(_))));
+    assert!(matches!(SandboxStore::open(&path), Err(StoreOpenError::StoreFile(_))));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::Signal;
 use stockade_engine::InterruptSender;
 use stockade_store::runs::DetachedRun;
-use stockade_sys::socket::{UnixSocketAddress, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 use super::client_connections::RunConnectionHandler;
 use super::wire::{InputKind, RunChannel};
@@ -80,21 +80,21 @@ fn answer_request(
 }
 
 fn serve_attach_request(mut stream: UnixStream, handler: &Arc<RunConnectionHandler>, answers: bool) -> io::Result<()> {
-    let Some(place) = handler.reserve_slot() else { return stream.write_all(b"too many clients are attached\n") };
+    let Some(slot) = handler.reserve_slot() else { return stream.write_all(b"too many clients are attached\n") };
     stream.write_all(match handler.input_kind() {
         InputKind::Nothing => DONE_REPLY,
         InputKind::Pipe => DONE_WITH_INPUT_REPLY,
         InputKind::Terminal => DONE_WITH_TERMINAL_REPLY,
     })?;
     let client = socket_peercred(&stream)?.pid.as_raw_nonzero().get().unsigned_abs();
-    place.serve_client(RunChannel::from_stream(stream)?, client, answers)
+    slot.serve_client(RunChannel::from_stream(stream)?, client, answers)
 }
 
 /// Sets time-outs and requires a peer of the run's own user.
 fn configure_stream(stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(CONTROL_TIMEOUT))?;
     stream.set_write_timeout(Some(CONTROL_TIMEOUT))?;
-    demand_own(stream)
+    require_own(stream)
 }
 
 /// Connects to a run's supervisor.

@@ -20,8 +20,8 @@ use crate::render::{count_noun, network::format_size};
 pub fn list_container_backends(root: &Path) -> Result<[ContainerSandboxes; 2], CliError> {
     let cannot = |what: &str, why: std::io::Error| CliError::new(format!("cannot {what}: {why}"));
     let launcher = std::env::current_exe().map_err(|why| cannot("find this program", why))?;
-    let place = std::fs::metadata(root).map_err(|why| cannot("look at the sandboxes", why))?;
-    let owner = format!("{}-{}", place.dev(), place.ino());
+    let directory_metadata = std::fs::metadata(root).map_err(|why| cannot("look at the sandboxes", why))?;
+    let owner = format!("{}-{}", directory_metadata.dev(), directory_metadata.ino());
     let of = |kind| {
         let settings = ContainerSettings {
             socket: None,

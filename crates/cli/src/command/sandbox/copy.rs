@@ -126,14 +126,14 @@ impl SandboxCopy<'_> {
     fn into(&self, from: CopyEndpoint, path: &TreePath, replace: bool) -> Result<DownloadReport, CliError> {
         let (tree, bounds) = (&self.tree, self.bounds);
         let CopyEndpoint::Host(typed) = from else {
-            let place = if tree.stat(path).is_ok() { UploadTarget::Into { replace } } else { UploadTarget::New };
-            tree.upload_archive(path, &mut io::stdin().lock(), place, bounds).map_err(add_grant_hint)?;
+            let target = if tree.stat(path).is_ok() { UploadTarget::Into { replace } } else { UploadTarget::New };
+            tree.upload_archive(path, &mut io::stdin().lock(), target, bounds).map_err(add_grant_hint)?;
             return Ok(DownloadReport::default());
         };
         let cannot = |e: io::Error| CliError::new(format!("cannot read {}: {e}", quote_path(&typed)));
         // Links are followed, because the user named this path. It is not resolved a second time.
         let from = typed.canonicalize().map_err(cannot)?;
-        self.rules.demand_readable(&from)?;
+        self.rules.require_readable(&from)?;
         let path = resolve_destination(tree, path, &typed);
         if !replace && tree.stat(&path).is_ok() {
             return Err(is_there(path));

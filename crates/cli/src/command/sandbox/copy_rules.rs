@@ -103,7 +103,7 @@ impl CopyRules {
     }
 
     /// Checks that a file or directory of the host may be copied. `path` must be without links.
-    pub fn demand_readable(&self, path: &Path) -> Result<(), CliError> {
+    pub fn require_readable(&self, path: &Path) -> Result<(), CliError> {
         if self.readable.iter().any(|granted| path.starts_with(granted)) || !self.hidden.covers_path(path) {
             return Ok(());
         }

@@ -43,11 +43,11 @@ pub fn run_in_sandbox(
     let terminal = CommandTerminal::from_tty_option(manner.tty)?;
     let opened = open_sandbox(lifecycle, id)?;
     let level = opened.used.record().spec.level;
-    let place =
+    let run_sandbox =
         RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
     let (text, started_ms) = (text_of(&subject), now_ms());
     let (outcome, code) = run_to_end(run_args(manner, subject, level), resolved_args::request_id()?, |_| {
-        Ok(RunSetup { signals, terminal, place, supervisor: None })
+        Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None })
     });
     let record = opened.used.record().clone();
     lifecycle.leave_sandbox(opened)?;
@@ -92,9 +92,9 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals
     let opened = open_sandbox(lifecycle, id)?;
     let mut signals = Some(signals);
     let cloned = steps.commands.into_iter().try_for_each(|words| {
-        let place = build_persistent_context(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
+        let run_sandbox = build_persistent_context(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
         let signals = signals.take().map_or_else(interrupts::take_signals, Ok)?;
-        one_step(words, place, record.spec.level, signals)
+        one_step(words, run_sandbox, record.spec.level, signals)
     });
     lifecycle.leave_sandbox(opened)?;
     if cloned.is_err() {
@@ -114,8 +114,8 @@ pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<Raw
     let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
     let opened = open_sandbox(lifecycle, id)?;
     let done = commands.into_iter().try_for_each(|words| {
-        let place = build_persistent_context(&record, &opened, Vec::new(), Some(agreed.clone()));
-        one_step(words, place, record.spec.level, interrupts::take_signals()?)
+        let run_sandbox = build_persistent_context(&record, &opened, Vec::new(), Some(agreed.clone()));
+        one_step(words, run_sandbox, record.spec.level, interrupts::take_signals()?)
     });
     lifecycle.leave_sandbox(opened)?;
     done
@@ -123,7 +123,7 @@ pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<Raw
 
 fn one_step(
     words: Vec<RawText>,
-    place: PersistentRunContext,
+    run_sandbox: PersistentRunContext,
     level: IsolationLevel,
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
@@ -131,7 +131,7 @@ fn one_step(
     let setup = RunSetup {
         signals,
         terminal: CommandTerminal::Own,
-        place: RunSandbox::Lasting(Box::new(place)),
+        run_sandbox: RunSandbox::Lasting(Box::new(run_sandbox)),
         supervisor: None,
     };
     match run_to_end(run_args(SandboxExecOptions::default(), subject, level), resolved_args::request_id()?, |_| {
@@ -187,7 +187,7 @@ fn build_persistent_context(
 
 fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLevel) -> RunArgs {
     RunArgs {
-        terms: RunOptions {
+        options: RunOptions {
             grants: manner.grants,
             requests: manner.requests,
             mode: manner.mode,

@@ -90,7 +90,7 @@ fn while_still(
             lifecycle.resume_sandbox(opened)?;
             done
         }
-        Err(LifecycleError::Walls(SandboxError::Unsupported { why, .. })) => {
+        Err(LifecycleError::Isolation(SandboxError::Unsupported { why, .. })) => {
             print_remark(&text::not_still(&why));
             act()
         }

@@ -15,20 +15,20 @@ use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::resolved_args::{self, ResolvedArgs};
 
 /// Runs the steps for a command with these options.
-pub fn warm_up_caches(terms: &RunOptions) {
+pub fn warm_up_caches(options: &RunOptions) {
     // A failure here occurs again for the command, and is reported then.
-    let _ = run_warm_up(terms);
+    let _ = run_warm_up(options);
 }
 
-fn run_warm_up(terms: &RunOptions) -> Option<()> {
-    chdir(terms.workspace.as_deref()?).ok()?;
-    let request_args = ResolvedArgs::from_run_args(build_run_args(terms), &read_variable).ok()?;
+fn run_warm_up(options: &RunOptions) -> Option<()> {
+    chdir(options.workspace.as_deref()?).ok()?;
+    let request_args = ResolvedArgs::from_run_args(build_run_args(options), &read_variable).ok()?;
     let setting = configuration::load_config(&request_args.workspace).ok()?;
     let request = setting.build_request(&request_args, resolved_args::request_id().ok()?);
     let engine = RulePolicyEngine {
-        stage: request_args.terms.stage,
-        undo: request_args.terms.undo,
-        trace: request_args.terms.trace,
+        stage: request_args.options.stage,
+        undo: request_args.options.undo,
+        trace: request_args.options.trace,
         ..setting.policy_engine()
     };
     let assessment = engine.assess_request(&request);
@@ -39,9 +39,9 @@ fn run_warm_up(terms: &RunOptions) -> Option<()> {
 }
 
 /// Returns the command line of a harmless command with these options.
-pub fn build_run_args(terms: &RunOptions) -> RunArgs {
+pub fn build_run_args(options: &RunOptions) -> RunArgs {
     RunArgs {
-        terms: terms.clone(),
+        options: options.clone(),
         subject: CommandArgs { script: None, words: vec!["true".into()] },
         ..RunArgs::default()
     }

@@ -48,7 +48,7 @@ pub struct SessionParameters {
     /// Description of the session.
     pub about: SessionDescription,
     /// Options of its commands.
-    pub terms: RunOptions,
+    pub options: RunOptions,
     /// Time-out without a command.
     pub idle: Duration,
     /// Pipe on which the launcher waits for a message.
@@ -75,7 +75,7 @@ pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
         Ok(listener)
     });
     let parameters = match listener {
-        Ok(listener) => WorkerParameters { listener, session: about.id, terms: start.terms },
+        Ok(listener) => WorkerParameters { listener, session: about.id, options: start.options },
         Err(error) => {
             watched.close()?;
             return Err(cannot(error));

@@ -19,7 +19,7 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::fd_passing::{self, MAX_DESCRIPTORS};
 use stockade_sys::ready::readable_before;
-use stockade_sys::socket::{UnixSocketAddress, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 /// Time-out of either side for an expected message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub enum SessionMessage {
     /// To a session: this signal is for the command.
     Signal(i32),
     /// From a session: the request was accepted.
-    Heard,
+    Accepted,
     /// From a session: the command has ended, with this exit code.
     Over(u8),
     /// From a session: the command was stopped. The client that lent the terminal stops too, and
@@ -57,7 +57,7 @@ impl SessionMessage {
             Self::Exec => (1, 0),
             Self::End => (2, 0),
             Self::Signal(signal) => (3, signal),
-            Self::Heard => (4, 0),
+            Self::Accepted => (4, 0),
             Self::Over(code) => (5, code.into()),
             Self::Stopped => (6, 0),
         };
@@ -73,7 +73,7 @@ impl SessionMessage {
             1 => Self::Exec,
             2 => Self::End,
             3 => Self::Signal(value),
-            4 => Self::Heard,
+            4 => Self::Accepted,
             5 => Self::Over(value.try_into().ok()?),
             6 => Self::Stopped,
             _ => return None,
@@ -160,7 +160,7 @@ impl SessionChannel {
     }
 
     fn of_own(socket: OwnedFd) -> io::Result<Self> {
-        demand_own(&socket)?;
+        require_own(&socket)?;
         Ok(Self(socket))
     }
 
@@ -259,7 +259,7 @@ mod tests {
             SessionMessage::Exec,
             SessionMessage::End,
             SessionMessage::Signal(15),
-            SessionMessage::Heard,
+            SessionMessage::Accepted,
             SessionMessage::Over(255),
             SessionMessage::Stopped,
         ] {

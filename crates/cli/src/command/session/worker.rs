@@ -50,7 +50,7 @@ pub struct WorkerParameters {
     /// The session.
     pub session: SessionId,
     /// Options of its commands.
-    pub terms: RunOptions,
+    pub options: RunOptions,
 }
 
 /// Runs a worker, in a process of its own with one thread. Returns its exit code.
@@ -71,15 +71,15 @@ fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) 
     // Before any thread starts.
     let signals = interrupts::take_signals()?;
     let mounts = MountTableWatch::start_watching()?;
-    let prewarmed_init = run::start_prewarmed_init(&parameters.terms);
-    warm_up_caches(&parameters.terms);
+    let prewarmed_init = run::start_prewarmed_init(&parameters.options);
+    warm_up_caches(&parameters.options);
     tell.write_all(&[note::READY])?;
     let Some(line) = await_caller(&parameters.listener, &mounts)? else { return Ok(()) };
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
         SessionMessage::End => {
             // In this order, because the supervisor ends the sender of `END`.
-            let send_result = line.send_message(SessionMessage::Heard, &[]);
+            let send_result = line.send_message(SessionMessage::Accepted, &[]);
             tell.write_all(&[note::END])?;
             Ok(send_result?)
         }
@@ -96,7 +96,7 @@ fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) 
                         RunSetup {
                             signals,
                             terminal: CommandTerminal::Own,
-                            place: RunSandbox::Own(prewarmed_init),
+                            run_sandbox: RunSandbox::Own(prewarmed_init),
                             supervisor: None,
                         },
                     )?
@@ -108,7 +108,7 @@ fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) 
             };
             Ok(line.send_message(SessionMessage::Over(code), &[])?)
         }
-        SessionMessage::Signal(_) | SessionMessage::Heard | SessionMessage::Over(_) | SessionMessage::Stopped => {
+        SessionMessage::Signal(_) | SessionMessage::Accepted | SessionMessage::Over(_) | SessionMessage::Stopped => {
             Err(CliError::new("a client sent a malformed request"))
         }
     }
@@ -156,10 +156,10 @@ fn take_over(
         terminal::use_lent_terminal(person, move || job.stop_client(&line));
     }
     trace::start_tracing(None)?;
-    let mut terms = parameters.terms;
-    terms.requests.extend(request.requests.iter().map(|typed| typed.as_os_str().to_owned()));
+    let mut options = parameters.options;
+    options.requests.extend(request.requests.iter().map(|typed| typed.as_os_str().to_owned()));
     let typed = RunArgs {
-        terms,
+        options,
         session: Some(parameters.session.to_string()),
         json: match request.report {
             OutcomeDestination::Nowhere => None,
@@ -182,7 +182,7 @@ fn run_for(
     setup: RunSetup,
 ) -> Result<u8, CliError> {
     let id = resolved_args::request_id()?;
-    line.send_message(SessionMessage::Heard, &[])?;
+    line.send_message(SessionMessage::Accepted, &[])?;
     let caller = Arc::clone(line);
     thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller, &job))?;
     Ok(run::run_to_end(typed, id, |_| Ok(setup)).1)

@@ -29,7 +29,7 @@ use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
 use stockade_permissions::guards::settings_variables;
 use stockade_sys::ready::readable_before;
-use stockade_sys::socket::{UnixSocketAddress, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
@@ -122,7 +122,7 @@ impl SupervisorProgram {
         let cannot =
             |error: io::Error| failed_error(format!("cannot start the supervisor of the sandbox {}: {error}", plan.id));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let place = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let directory_fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         ours.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(cannot)?;
         let mut supervisor = Command::new(&self.program)
@@ -135,7 +135,7 @@ impl SupervisorProgram {
             .stderr(Stdio::null())
             .spawn()
             .map_err(cannot)?;
-        let response = send_request(ours, &(plan, settings_variables()), &[place.as_fd()]).and_then(|line| {
+        let response = send_request(ours, &(plan, settings_variables()), &[directory_fd.as_fd()]).and_then(|line| {
             line.stream().set_read_timeout(Some(CREATE_TIMEOUT))?;
             line.receive_message::<Result<(), StartError>>()
         });
@@ -194,7 +194,7 @@ impl SupervisorAddress {
     fn connect(&self) -> Result<UnixStream, SandboxError> {
         let connect = || {
             let stream = UnixStream::connect(UnixSocketAddress::in_directory(&self.directory, SOCKET_NAME)?.path())?;
-            demand_own(&stream)?;
+            require_own(&stream)?;
             Ok(stream)
         };
         connect().map_err(|error: io::Error| match error.kind() {

@@ -18,7 +18,7 @@ use stockade_model::SandboxId;
 use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
 use stockade_sys::descriptors::{close_all_but, place_stdio};
 use stockade_sys::fd_passing::above_stdio;
-use stockade_sys::socket::{UnixSocketAddress, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 use super::super::command::{CallerAttributes, SandboxCommandBackend};
 use super::super::supervisor_state::HostedSandbox;
@@ -274,7 +274,7 @@ struct SupervisorConnections {
 
 impl SupervisorConnections {
     fn handle_connection(&self, stream: UnixStream) -> io::Result<()> {
-        demand_own(&stream)?;
+        require_own(&stream)?;
         // An accepted connection may block, unlike the listener.
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
