@@ -8,8 +8,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
 
-#[path = "build/impacts.rs"]
-mod impacts;
 #[path = "build/lists.rs"]
 mod lists;
 #[allow(dead_code, reason = "shared with the crate, which reads tables as well")]
@@ -22,7 +20,7 @@ use text::TableValue;
 type TableCode = fn(&'static str) -> Result<String, String>;
 
 /// Files in the directory that are no families of programs.
-const OTHERS: &[&str] = &["hazards", "impacts", "lists", "neutralise"];
+const OTHERS: &[&str] = &["hazards", "lists", "neutralise"];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=knowledge");
@@ -66,8 +64,7 @@ fn main() -> io::Result<()> {
     }
     code.push_str("];\n");
     fs::write(Path::new(&out).join("index.rs"), code)?;
-    let tables: [(&str, TableCode); 3] =
-        [("hazards", hazards_code), ("impacts", impacts::code), ("lists", lists::code)];
+    let tables: [(&str, TableCode); 2] = [("hazards", hazards_code), ("lists", lists::code)];
     for (name, code) in tables {
         let text = fs::read_to_string(Path::new(&root).join(format!("knowledge/{name}.toml")))?;
         let code = code(text.leak()).map_err(|fault| io::Error::other(format!("{name}.toml: {fault}")))?;
@@ -100,9 +97,7 @@ fn hazards_code(content: &'static str) -> Result<String, String> {
     names.sort_unstable();
     beginnings.sort_unstable();
     Ok(format!(
-        "static HAZARDS: [Hazard; {count}] = [\n{uses}];\npub(crate) const BY_NAME: [(&str, usize); {}] = {names:?};\npub(crate) const BY_BEGINNING: [(&str, usize); {}] = {beginnings:?};\n",
-        names.len(),
-        beginnings.len(),
+        "static HAZARDS: [Hazard; {count}] = [\n{uses}];\npub(crate) const BY_NAME: &[(&str, usize)] = &{names:?};\npub(crate) const BY_BEGINNING: &[(&str, usize)] = &{beginnings:?};\n"
     ))
 }
 

@@ -88,7 +88,7 @@ impl ProgramRules {
 
     /// Returns whether this program may run with any arguments, as far as its names show.
     pub fn is_plain(&self, path: &[u8], called: &[u8]) -> bool {
-        self.has_no_rules() && !names_of(path, called).any(stockade_shell::may_have_effect)
+        self.has_no_rules() && !names_of(path, called).any(stockade_effects::may_have_effect)
     }
 
     /// Returns whether the profile has no rule about programs.
@@ -125,7 +125,7 @@ impl ProgramRules {
     /// Returns how many of the arguments matter for the decision on this program, or `None` if no
     /// rule names it.
     pub fn words_of_interest(&self, path: &[u8], called: &[u8]) -> Option<usize> {
-        if names_of(path, called).any(stockade_shell::may_have_effect) {
+        if names_of(path, called).any(stockade_effects::may_have_effect) {
             return Some(MAX_CHECKED_ARGUMENTS);
         }
         let naming = self.deny.iter().chain(&self.ask).filter(|rule| rule.matches_name(path, called));
@@ -164,7 +164,7 @@ impl ProgramRules {
     /// Requires approval for its outside effects. No other grant covers them.
     fn decide_effects(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
         for name in names_of(&program.path, &program.called) {
-            for effect in stockade_shell::effects_of(name, &program.arguments) {
+            for effect in stockade_effects::effects_of(name, &program.arguments) {
                 let grant = effect.wanted.map(EffectUse::into_grant);
                 if !grant.as_ref().is_some_and(|grant| self.effects.contains(grant)) {
                     return Err(PermissionRefusal { rule: effect.message.trim_end_matches('.').to_owned(), grant });

@@ -6,11 +6,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use stockade_egress::is_own;
 use stockade_model::{
     AttemptPlan, EffectUse, EgressRules, Grant, Host, HostName, HostPattern, NetworkTarget, SecretUse, TargetListing,
     TargetPattern, special_address,
 };
+use stockade_sys::net::is_own_address;
 
 use crate::powers::PermissionRefusal;
 
@@ -105,7 +105,7 @@ impl EgressReach {
                 && pattern.matches_target(target)
         };
         let mut patterns = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow);
-        special_address(address).is_none() && !patterns.any(is_named) && is_own(address)
+        special_address(address).is_none() && !patterns.any(is_named) && is_own_address(address)
     }
 
     /// Returns whether some port of this name may be reached.

@@ -4,7 +4,7 @@
 
 use crate::budget::WorkBudget;
 use crate::classify::Classifier;
-use crate::knowledge::{hazards, impacts, lists};
+use crate::knowledge::{hazards, lists};
 use crate::rules;
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -131,12 +131,7 @@ const PROGRAM_INITIALS: [u32; 26] = {
         rows = with_beginning(rows, lists::SCANNED_PROGRAMS[at].as_bytes());
         at += 1;
     }
-    let tables = [
-        hazards::BY_NAME.as_slice(),
-        hazards::BY_BEGINNING.as_slice(),
-        impacts::BY_NAME.as_slice(),
-        impacts::BY_BEGINNING.as_slice(),
-    ];
+    let tables = [hazards::BY_NAME, hazards::BY_BEGINNING, stockade_effects::BY_NAME, stockade_effects::BY_BEGINNING];
     let mut table = 0;
     while table < tables.len() {
         let mut at = 0;
@@ -171,7 +166,7 @@ fn could_be_named(name: &[u8]) -> bool {
 fn is_worth_a_look(name: &[u8]) -> bool {
     lists::has_word(lists::SCANNED_PROGRAMS, name)
         || hazards::program_hazards(name).next().is_some()
-        || impacts::program_uses(name).next().is_some()
+        || stockade_effects::may_have_effect(name)
 }
 
 /// Looks for a command after wrappers that are too many to be removed.

@@ -12,7 +12,7 @@ const MAX_EXPANDED_BYTES: usize = 16 * 1024;
 /// Bytes of words that are copied or searched for one unit of the budget.
 const BYTES_PER_UNIT: usize = 8;
 /// Represents an unknown part of a value that is only displayed or searched.
-pub(crate) const UNKNOWN_BYTE: u8 = 0;
+pub(crate) use stockade_effects::UNKNOWN_BYTE;
 
 /// Known properties of data.
 #[derive(Clone, Debug, Default)]

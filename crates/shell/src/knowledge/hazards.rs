@@ -16,7 +16,7 @@ include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
 /// Returns the denied uses of a program.
 pub(crate) fn program_hazards(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
-    super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &HAZARDS[at])
+    stockade_effects::find_rows(BY_NAME, BY_BEGINNING, program).map(|at| &HAZARDS[at])
 }
 
 #[cfg(test)]

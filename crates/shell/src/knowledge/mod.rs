@@ -5,7 +5,6 @@
 
 mod entry;
 pub(crate) mod hazards;
-pub(crate) mod impacts;
 pub(crate) mod lists;
 mod text;
 
@@ -51,18 +50,6 @@ pub(crate) fn find_command(name: &str) -> Option<&'static CommandSpec> {
 /// Returns the name under which a program's subcommands are listed.
 pub(crate) fn canonical_name(program: &str) -> Option<&'static str> {
     Some(find_slot(program)?.canonical)
-}
-
-/// Returns the tables for a program's name: exact names are sorted, prefixes are searched.
-fn tables_of(
-    names: &'static [(&'static str, usize)],
-    beginnings: &'static [(&'static str, usize)],
-    program: &[u8],
-) -> impl Iterator<Item = usize> {
-    let first = names.partition_point(|(name, _)| name.as_bytes() < program);
-    let exact = names[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
-    let begun = beginnings.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
-    exact.chain(begun).map(|(_, at)| *at)
 }
 
 /// Set of `neutralise.toml`.

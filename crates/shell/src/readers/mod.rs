@@ -16,7 +16,7 @@ use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
 
-pub(crate) use self::values::{ask_for_secret, host_name, read_file};
+pub(crate) use self::values::{ask_for_secret, read_file};
 use self::values::{classify_text, dynamic_text, report_secret_search, value_of};
 
 /// Classifies a command as a reader. Returns the flow of its output.

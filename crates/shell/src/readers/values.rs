@@ -1,6 +1,7 @@
 //! Meaning of a single value: a file that is read, a path that is written, a host, a small program.
 //! Adds `ask` if it is not harmless or not in the text.
 
+use stockade_effects::host_name;
 use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
@@ -199,19 +200,6 @@ fn classify_host(classifier: &mut Classifier, value: &ExpandedArgument) {
     let name = value.literal_value().and_then(|text| host_name(&text));
     classifier.capabilities.insert(Capability::Network(name.map(RawText::from)));
     classifier.record_ask("network", "Reaches the network.", value.span);
-}
-
-/// Returns the host of `user@host:path`, `scheme://host:port/path` or `host:port`.
-pub(crate) fn host_name(text: &[u8]) -> Option<Vec<u8>> {
-    let rest = match text.windows(3).position(|w| w == b"://") {
-        Some(at) => text.get(at + 3..)?,
-        None => text,
-    };
-    let end = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#')).unwrap_or(rest.len());
-    let authority = rest[..end].rsplit(|b| *b == b'@').next()?;
-    let name = authority.split(|b| *b == b':').next()?;
-    let plain = !name.is_empty() && name.iter().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(b));
-    plain.then(|| name.to_ascii_lowercase())
 }
 
 /// Classifies `host:path` or a path.

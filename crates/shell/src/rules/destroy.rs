@@ -1,5 +1,6 @@
 //! Deleting, moving or locking paths outside the workspace.
 
+use stockade_effects::matches_word;
 use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
@@ -7,8 +8,6 @@ use crate::invocation::Invocation;
 use crate::paths::{self, PathLocation};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};
-
-use super::hazards::matches_word;
 
 /// Classifies the destruction by one command.
 pub(super) fn classify_destruction(classifier: &mut Classifier, invocation: &Invocation) {

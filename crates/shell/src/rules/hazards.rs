@@ -1,7 +1,7 @@
 //! Uses of programs that are denied for every file. The table is data in `knowledge/hazards.toml`;
 //! this module matches it.
 
-use stockade_model::wildcard_matches;
+use stockade_effects::matches_word;
 
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
@@ -26,16 +26,6 @@ fn hazard_message(code: &str) -> &'static str {
 /// Returns whether a word matches one of the patterns.
 pub(super) fn matches_any(patterns: &[&str], word: &[u8]) -> bool {
     patterns.iter().any(|pattern| matches_word(pattern, word))
-}
-
-/// Returns whether a word matches a pattern of the table.
-pub(super) fn matches_word(pattern: &str, word: &[u8]) -> bool {
-    let pattern = pattern.as_bytes();
-    // Most patterns fail here.
-    if pattern.first() != word.first() && !matches!(pattern.first(), Some(b'*' | b'?')) {
-        return false;
-    }
-    wildcard_matches(pattern, word, b'*', |pattern_byte, found| pattern_byte == b'?' || pattern_byte == found)
 }
 
 /// Classifies a command by the table.
