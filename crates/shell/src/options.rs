@@ -250,7 +250,7 @@ pub(crate) fn is_assignment(text: &[u8]) -> bool {
 /// Returns the meaning of an option that is not listed by this name.
 fn resolve_abbreviation(entry: &CommandSpec, name: &str) -> ArgumentProblem {
     let mut worst = ArgumentProblem::Unknown;
-    for (full, spec) in &entry.options {
+    for (full, spec) in entry.options {
         if name.len() > 3 && full.starts_with(name) {
             match spec.effect {
                 OptionEffect::Executes => return ArgumentProblem::Does(OptionEffect::Executes),

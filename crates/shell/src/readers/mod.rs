@@ -164,7 +164,7 @@ fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
 
 /// Reports the program's effects for all arguments, with code in the text or elsewhere.
 fn report_effects(classifier: &mut Classifier, entry: &CommandSpec, has_code: bool, at: (usize, usize)) {
-    for effect in &entry.does {
+    for effect in entry.does {
         let (code, message) = match effect {
             OptionEffect::Executes if has_code => ("runs-code", "Runs code that is given in the text."),
             effect => effect_finding(*effect),
@@ -209,14 +209,14 @@ fn classify_arguments(
     at: (usize, usize),
 ) -> DataFlow {
     let parsed = options::parse_arguments(entry, arguments);
-    let absent = if entry.or_absent && !parsed.has_option(&entry.requires) {
+    let absent = if entry.or_absent && !parsed.has_option(entry.requires) {
         branch_path(classifier, &parsed, arguments)
     } else {
         None
     };
     classifier.seen.absent.extend(absent.clone());
     report_problems(classifier, &parsed);
-    let acts = !only_tells(entry, &parsed) && !parsed.has_option(&entry.reader_with);
+    let acts = !only_tells(entry, &parsed) && !parsed.has_option(entry.reader_with);
     let by_itself = acts && !entry.does.is_empty();
     let changes = if by_itself { only_writes(entry) } else { parsed.has_writing_option() };
     if changes {
@@ -227,7 +227,7 @@ fn classify_arguments(
     if let Some(source) = source_path(entry, &parsed) {
         takes_commits(classifier, source, at);
     } else if acts {
-        report_effects(classifier, entry, parsed.has_option(&entry.code), at);
+        report_effects(classifier, entry, parsed.has_option(entry.code), at);
         if entry.special {
             classifier.record_ask("unknown-use", "An unknown use of this program.", at);
         }
@@ -241,7 +241,7 @@ fn classify_arguments(
         }
     }
     let lacks = |required: &[&'static str]| !required.is_empty() && !parsed.has_option(required);
-    if !only_tells(entry, &parsed) && (lacks(&entry.requires) && absent.is_none() || lacks(&entry.requires_too)) {
+    if !only_tells(entry, &parsed) && (lacks(entry.requires) && absent.is_none() || lacks(entry.requires_too)) {
         classifier.record_ask("unknown-use", "This program is known to be harmless only in certain uses.", at);
     }
     require_sanitizing(classifier, entry, &parsed, at);
@@ -326,7 +326,8 @@ fn require_sanitizing(
     parsed: &ParsedArguments,
     at: (usize, usize),
 ) {
-    let with = entry.sanitize_options.iter().filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| *set);
+    let options = entry.sanitize_options.iter().filter_map(|option| option.split_once(':'));
+    let with = options.filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| set);
     let sets: Vec<&'static str> = entry.sanitize_sets.iter().copied().chain(with).collect();
     if sets.is_empty() {
         return;
@@ -353,12 +354,12 @@ fn classify_operands(
     at: (usize, usize),
 ) -> DataFlow {
     let mut flow = DataFlow::default();
-    let list = if parsed.has_option(&entry.operands_with) || parsed.has_option(&entry.reader_with) {
-        &entry.operands_then
+    let list = if parsed.has_option(entry.operands_with) || parsed.has_option(entry.reader_with) {
+        entry.operands_then
     } else {
-        &entry.operands
+        entry.operands
     };
-    let skip = usize::from(parsed.has_option(&entry.operand_options));
+    let skip = usize::from(parsed.has_option(entry.operand_options));
     let tells = only_tells(entry, parsed) || parsed.has_option(&["--help", "--version"]);
     let mut expected = list.iter().skip(skip).peekable();
     let mut search = false;
@@ -378,7 +379,7 @@ fn classify_operands(
         Some(o) if o.kind == ValueKind::Search && o.many && !search => {
             report_secret_search(classifier, &ExpandedArgument::from_bytes(b".", at))
         }
-        Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(&entry.code) => {
+        Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(entry.code) => {
             classifier.record_ask("unknown-use", "An argument is missing, so the effect is not known.", at);
         }
         _ => {}
