@@ -5,7 +5,7 @@ use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::paths::{self, PathLocation, WriteTarget};
+use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::destroy::split_options;
@@ -53,21 +53,8 @@ pub(crate) fn classify_redirect(
 /// Classifies one file that is written.
 pub(crate) fn classify_target(classifier: &mut Classifier, path: &[u8], whole: bool, at: (usize, usize)) {
     classifier.capabilities.insert(Capability::Write(RawText::from(path)));
-    match paths::write_target(path, whole, classifier.context) {
-        Some(WriteTarget::Disk) => {
-            classifier.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at)
-        }
-        Some(WriteTarget::KernelSetting) => {
-            classifier.record_denial("changes-kernel", "Writes a setting of the kernel.", at)
-        }
-        Some(WriteTarget::Persistence) => {
-            classifier.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
-        }
-        Some(WriteTarget::Log) => classifier.record_denial("wipes-log", "Overwrites logs or histories.", at),
-        Some(WriteTarget::System) => {
-            classifier.record_denial("destroys-system", "Overwrites a part of the system.", at)
-        }
-        None => {}
+    if let Some((code, message)) = paths::write_target(path, whole, classifier.context) {
+        classifier.record_denial(code, message, at);
     }
 }
 
@@ -225,10 +212,8 @@ fn classify_destination(classifier: &mut Classifier, invocation: &Invocation) {
         let inside = [path.as_slice(), b"/", name].concat();
         if !name.is_empty()
             && paths::write_target(&path, false, classifier.context).is_none()
-            && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) =
-                paths::write_target(&inside, false, classifier.context)
+            && matches!(paths::write_target(&inside, false, classifier.context), Some(paths::PERSISTENCE | paths::DISK))
         {
-            let _ = kind;
             classify_target(classifier, &inside, false, invocation.span);
         }
         if invocation.name == b"cp"
