@@ -116,6 +116,12 @@ impl<'c> Classifier<'c> {
         self.record_finding((Tier::Ask, impact), code, message, at);
     }
 
+    /// Removes the findings after the first `before` ones that do not count.
+    pub(crate) fn keep_findings(&mut self, before: usize, counts: impl Fn(&Finding) -> bool) {
+        let new = self.findings.split_off(before.min(self.findings.len()));
+        self.findings.extend(new.into_iter().filter(counts));
+    }
+
     /// Returns the absolute form of the path in an argument.
     pub(crate) fn absolute_path(&self, argument: &ExpandedArgument) -> Option<Vec<u8>> {
         paths::make_absolute(&argument.pattern_value()?, self.scope.cwd.as_deref())

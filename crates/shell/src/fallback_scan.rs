@@ -66,13 +66,13 @@ fn scan_commands(classifier: &mut Classifier, text: &[u8]) {
     let mut at = 0;
     let mut leads = true;
     while at < text.len() && places < MAX_POSITIONS && !classifier.budget.is_spent() {
-        let kind = BYTE_KINDS[usize::from(text[at])];
+        let kind = byte_kind(text[at]);
         if kind != ByteKind::Word {
             leads = kind == ByteKind::Lead || (leads && kind == ByteKind::Blank);
             at += 1;
             continue;
         }
-        let length = text[at..].iter().take_while(|b| BYTE_KINDS[usize::from(**b)] == ByteKind::Word).count();
+        let length = text[at..].iter().take_while(|b| byte_kind(**b) == ByteKind::Word).count();
         let word = &text[at..at + length];
         let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
         if leads && could_be_named(name) && classifier.budget.spend_units(1) && is_worth_a_look(name) {
@@ -101,23 +101,14 @@ enum ByteKind {
     Other,
 }
 
-const BYTE_KINDS: [ByteKind; 256] = {
-    let mut kinds = [ByteKind::Word; 256];
-    let mut byte = 0;
-    while byte <= b' ' {
-        kinds[byte as usize] = if byte.is_ascii_whitespace() { ByteKind::Blank } else { ByteKind::Other };
-        byte += 1;
+fn byte_kind(byte: u8) -> ByteKind {
+    match byte {
+        b';' | b'&' | b'|' | b'\n' | b'(' | b')' | b'{' | b'}' | b'\'' | b'"' | b'`' => ByteKind::Lead,
+        byte if byte.is_ascii_whitespace() => ByteKind::Blank,
+        0..=b' ' | b'<' | b'>' => ByteKind::Other,
+        _ => ByteKind::Word,
     }
-    let leads = b";&|\n(){}'\"`";
-    let mut at = 0;
-    while at < leads.len() {
-        kinds[leads[at] as usize] = ByteKind::Lead;
-        at += 1;
-    }
-    kinds[b'<' as usize] = ByteKind::Other;
-    kinds[b'>' as usize] = ByteKind::Other;
-    kinds
-};
+}
 
 /// Length of the longest word of [`lists::COMMAND_PREFIXES`].
 const MAX_PREFIX_BYTES: usize = 7;

@@ -2,7 +2,7 @@
 //! parsers. An option that is not in the entry is a problem and never skipped. An abbreviation is
 //! resolved to find its effect, but is still `ask`.
 
-use crate::knowledge::{CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
+use crate::knowledge::{self, CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
 use crate::words::ExpandedArgument;
 
 /// Reason why arguments are not known to be harmless.
@@ -212,6 +212,18 @@ impl OptionParser<'_> {
             }
         }
     }
+}
+
+/// Returns the entry of a subcommand, and how many words behind its first one belong to its name.
+pub(crate) fn find_subcommand(
+    program: &str,
+    first: &ExpandedArgument,
+    second: Option<&ExpandedArgument>,
+) -> Option<(&'static CommandSpec, usize)> {
+    let word = |argument: &ExpandedArgument| String::from_utf8(argument.literal_value()?).ok();
+    let name = format!("{} {}", knowledge::canonical_name(program)?, word(first)?);
+    let nested = second.and_then(word).and_then(|second| knowledge::find_command(&format!("{name} {second}")));
+    nested.map(|entry| (entry, 1)).or_else(|| Some((knowledge::find_command(&name)?, 0)))
 }
 
 fn is_option(text: &[u8]) -> bool {

@@ -107,7 +107,9 @@ fn known_use(classifier: &mut Classifier, name: &str, invocation: &Invocation) -
     if name == "git" {
         other_repository(classifier, invocation);
     }
-    let known = classify_subcommand(classifier, name, &arguments[parsed.rest..], &parsed.operands, invocation.span);
+    let rest = &arguments[parsed.rest..];
+    let known = options::find_subcommand(name, &parsed.operands[0], rest.first())
+        .map(|(entry, words)| classify_arguments(classifier, entry, &rest[words..], invocation.span));
     classifier.scope.cwd = scope;
     if known.is_none() {
         report_effects(classifier, entry, false, invocation.span);
@@ -127,25 +129,6 @@ fn other_repository(classifier: &mut Classifier, invocation: &Invocation) {
     }
 }
 
-fn classify_subcommand(
-    classifier: &mut Classifier,
-    program: &str,
-    rest: &[ExpandedArgument],
-    operands: &[ExpandedArgument],
-    at: (usize, usize),
-) -> Option<DataFlow> {
-    let word = |argument: Option<&ExpandedArgument>| String::from_utf8(argument?.literal_value()?).ok();
-    let program = knowledge::canonical_name(program)?;
-    let name = word(operands.first())?;
-    if let Some(second) = word(rest.first())
-        && let Some(entry) = knowledge::find_command(&format!("{program} {name} {second}"))
-    {
-        return Some(classify_arguments(classifier, entry, &rest[1..], at));
-    }
-    let entry = knowledge::find_command(&format!("{program} {name}"))?;
-    Some(classify_arguments(classifier, entry, rest, at))
-}
-
 /// Returns the code and the message of an effect.
 fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
     match effect {
@@ -162,6 +145,13 @@ fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
     }
 }
 
+fn record_effect(classifier: &mut Classifier, (code, message): (&str, &str), at: (usize, usize)) {
+    classifier.record_ask(code, message, at);
+    if code == "network" {
+        classifier.capabilities.insert(Capability::Network(None));
+    }
+}
+
 /// Reports the program's effects for all arguments, with code in the text or elsewhere.
 fn report_effects(classifier: &mut Classifier, entry: &CommandSpec, has_code: bool, at: (usize, usize)) {
     for effect in entry.does {
@@ -169,10 +159,7 @@ fn report_effects(classifier: &mut Classifier, entry: &CommandSpec, has_code: bo
             OptionEffect::Executes if has_code => ("runs-code", "Runs code that is given in the text."),
             effect => effect_finding(*effect),
         };
-        classifier.record_ask(code, message, at);
-        if *effect == OptionEffect::Connects {
-            classifier.capabilities.insert(Capability::Network(None));
-        }
+        record_effect(classifier, (code, message), at);
     }
 }
 
@@ -194,10 +181,7 @@ fn report_problems(classifier: &mut Classifier, parsed: &ParsedArguments) {
             ArgumentProblem::Dynamic => ("dynamic-operand", "An argument is not known before the run."),
             ArgumentProblem::Wildcard => ("leading-wildcard", "A file name may be read as an option."),
         };
-        classifier.record_ask(code, message, *at);
-        if *problem == ArgumentProblem::Does(OptionEffect::Connects) {
-            classifier.capabilities.insert(Capability::Network(None));
-        }
+        record_effect(classifier, (code, message), *at);
     }
 }
 

@@ -42,13 +42,13 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         }
         ValueKind::Host => classify_host(classifier, value),
         ValueKind::Code => classify_code(classifier, value),
-        ValueKind::Rev
-        | ValueKind::ConfigKey
-        | ValueKind::Pathspec
-        | ValueKind::Branch
-        | ValueKind::Place
-        | ValueKind::Setting
-        | ValueKind::Address => repository_value(classifier, kind, value),
+        ValueKind::ConfigKey => config_key(classifier, value),
+        ValueKind::Pathspec => classify_pathspec(classifier, value),
+        ValueKind::Address => classify_address(classifier, value),
+        ValueKind::Branch => {
+            classifier.record_ask("changes-repository", "Changes the repository or its work tree.", value.span);
+            classify_text(classifier, value);
+        }
         ValueKind::Mode if is_plain_mode(&value.display_bytes()) => {}
         ValueKind::Mode => classifier.record_ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
@@ -56,10 +56,10 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
             classifier.record_ask("executing-option", "A format that makes git check signatures.", value.span);
         }
         ValueKind::Text if !value.is_glob() && value.is_one_text(is_public) => {}
+        // The location is classified with all words of the command.
+        ValueKind::Place | ValueKind::Setting => classify_text(classifier, value),
         ValueKind::Format | ValueKind::Assignment | ValueKind::Text => classify_text(classifier, value),
-        ValueKind::Sed => little_languages::accept_sed(classifier, value),
-        ValueKind::Awk => little_languages::accept_awk(classifier, value),
-        ValueKind::Jq => little_languages::accept_jq(classifier, value),
+        ValueKind::Sed | ValueKind::Awk | ValueKind::Jq => little_languages::accept_program(classifier, kind, value),
         ValueKind::Variable => public_variable(classifier, value),
         ValueKind::Date if value.display_bytes().starts_with(b"+") => classify_text(classifier, value),
         ValueKind::Version if value.display_bytes() == b"version" => {}
@@ -68,7 +68,7 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         ValueKind::Reflog if matches!(value.display_bytes().as_slice(), b"expire" | b"delete" | b"drop" | b"write") => {
             classifier.record_ask("unknown-use", "Changes the reference log.", value.span);
         }
-        ValueKind::Reflog => classify_revision(classifier, value),
+        ValueKind::Rev | ValueKind::Reflog => classify_revision(classifier, value),
         ValueKind::Ps if value.display_bytes().iter().all(|b| b"auxfwlj".contains(b)) => {}
         ValueKind::Volume => classify_volume(classifier, value),
         // The walk classifies the command of a wrapper.
@@ -92,22 +92,6 @@ fn classify_code(classifier: &mut Classifier, value: &ExpandedArgument) {
 /// Returns whether a format of git shows signatures.
 fn shows_signatures(format: &[u8]) -> bool {
     lists::contains_any(format, &["%G", "%+G", "%-G", "% G", "signature"])
-}
-
-/// Classifies a value about a repository.
-fn repository_value(classifier: &mut Classifier, kind: ValueKind, value: &ExpandedArgument) {
-    match kind {
-        ValueKind::Rev => classify_revision(classifier, value),
-        ValueKind::ConfigKey => config_key(classifier, value),
-        ValueKind::Pathspec => classify_pathspec(classifier, value),
-        ValueKind::Address => classify_address(classifier, value),
-        ValueKind::Branch => {
-            classifier.record_ask("changes-repository", "Changes the repository or its work tree.", value.span);
-            classify_text(classifier, value);
-        }
-        // The location is classified with all words of the command.
-        _ => classify_text(classifier, value),
-    }
 }
 
 /// Classifies names of files or commits. A named secret becomes part of the repository.

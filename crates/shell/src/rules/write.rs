@@ -166,7 +166,7 @@ pub(super) fn classify_writes(classifier: &mut Classifier, invocation: &Invocati
     }
 }
 
-fn classify_each(
+pub(super) fn classify_each(
     classifier: &mut Classifier,
     operands: &[ExpandedArgument],
     whole: bool,
