@@ -2,7 +2,7 @@
 
 use stockade_model::DeniedOperation;
 
-use super::{AttemptPermissions, deepest_root, is_at_or_beneath, prefix_ends};
+use super::{AttemptPermissions, is_at_or_beneath, prefix_ends};
 use crate::guards::fold_name;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::project_part::{ProjectPathKind, is_in_dependencies};
@@ -37,7 +37,7 @@ impl AttemptPermissions {
         if !self.checks_content || self.is_staged(path) || self.in_private_tree(path) {
             return None;
         }
-        let root = deepest_root(&self.writable, path)?.len();
+        let root = self.writable.deepest(path)?.len();
         let (top, part) = GitPathKind::classify_path(path, root)?;
         (self.names.find_match(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
     }
@@ -52,7 +52,7 @@ impl AttemptPermissions {
             && !self.is_staged(path)
             && !self.in_private_tree(path)
         {
-            let root = deepest_root(&self.writable, path)?.len();
+            let root = self.writable.deepest(path)?.len();
             return (!self.is_guarded_above(path, root, path.len())).then_some(GuardedContent::Modules);
         }
         match self.project_part(path)? {
@@ -63,7 +63,7 @@ impl AttemptPermissions {
 
     /// Returns the kind of `path` among the settings of a project, if these are guarded.
     fn project_part(&self, path: &[u8]) -> Option<ProjectPathKind> {
-        let root = deepest_root(&self.writable, path)?.len();
+        let root = self.writable.deepest(path)?.len();
         let (unit, part) = ProjectPathKind::classify_path(path, root)?;
         let is_checked = self.checks_content && !self.is_staged(path) && !self.in_private_tree(path);
         // The broker does not read hidden files on behalf of any process.

@@ -47,7 +47,7 @@ impl RestoreGuard {
         let powers = AttemptPermissions::for_workspace(&root, &run.meta.protect);
         let mut surveys = RunSurveys::default();
         let host = open_host_root().map_err(|errno| PathError::new(&root, errno))?;
-        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
+        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable.paths());
         let (places, _) = surveys.guarded_beneath(root.as_os_str().as_bytes());
         let mut guard = Self { powers, surveys, root, places: BTreeSet::new() };
         guard.places = places.iter().filter_map(|place| guard.relative_path(Path::new(to_os_str(place)))).collect();
