@@ -104,9 +104,14 @@ impl PermissionRefusal {
         Self { rule: rule.into(), grant: None }
     }
 
+    /// Makes a refusal that this grant lifts.
+    pub fn until(grant: Grant, rule: impl Into<String>) -> Self {
+        Self { rule: rule.into(), grant: Some(grant) }
+    }
+
     /// Makes a refusal that a grant to write to `path` lifts.
     pub fn until_write(path: &[u8], rule: impl Into<String>) -> Self {
-        Self { rule: rule.into(), grant: Some(Grant::Write(to_path(path))) }
+        Self::until(Grant::Write(to_path(path)), rule)
     }
 }
 
@@ -255,10 +260,8 @@ impl AttemptPermissions {
         if self.is_private(object) {
             return PermissionVerdict::Private;
         }
-        PermissionVerdict::Refuse(PermissionRefusal {
-            rule: "a unix socket of the host".to_owned(),
-            grant: Some(Grant::Socket(object.to_owned())),
-        })
+        let grant = Grant::Socket(object.to_owned());
+        PermissionVerdict::Refuse(PermissionRefusal::until(grant, "a unix socket of the host"))
     }
 
     /// Returns whether the object is in a tree that only this run sees.
@@ -335,7 +338,7 @@ impl AttemptPermissions {
         let hidden = self.hidden.deepest(path)?;
         let shown = |roots: &PathSet| roots.deepest(path).is_some_and(|r| r.len() >= hidden.len());
         (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
-            .then(|| PermissionRefusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
+            .then(|| PermissionRefusal::until(Grant::Read(to_path(path)), "hidden from runs"))
     }
 
     /// Returns the reason why the writable root `root` does not cover `path`, which is at or
