@@ -98,15 +98,17 @@ fn sanitize_code(path: &Path) -> io::Result<String> {
 }
 
 fn hazards_code(path: &Path) -> io::Result<String> {
-    let (mut lists, mut uses) = (BTreeMap::new(), Vec::new());
+    let (mut lists, mut messages, mut uses) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     let (mut names, mut beginnings) = (TableIndex::new(), TableIndex::new());
     for (name, table) in read_tables(path)? {
-        if name == "lists" {
-            lists = parse_table::<BTreeMap<String, String>>(&name, table)?;
+        if let Some(texts) =
+            [("lists", &mut lists), ("messages", &mut messages)].into_iter().find(|(own, _)| *own == name)
+        {
+            *texts.1 = parse_table::<BTreeMap<String, String>>(&name, table)?;
             continue;
         }
         let hazard: HazardTable = parse_table(&name, table)?;
-        assert!(!hazard.programs.is_empty() && !hazard.code.is_empty(), "[{name}] says too little");
+        assert!(!hazard.programs.is_empty(), "[{name}] names no program");
         index_programs(&hazard.programs, uses.len(), &mut names, &mut beginnings);
         let all_words = |text: &str| -> String {
             let of_word = |word: &str| match word.strip_prefix('@') {
@@ -118,7 +120,10 @@ fn hazards_code(path: &Path) -> io::Result<String> {
         assert!(hazard.needs.iter().all(|group| !words(group).is_empty()), "[{name}] has an empty group");
         let needs = list_code(hazard.needs.iter().map(|group| all_words(group)));
         let unless = all_words(&hazard.unless);
-        uses.push(format!("Hazard {{ needs: {needs}, unless: {unless}, code: {:?} }}", hazard.code));
+        uses.push(format!(
+            "Hazard {{ needs: {needs}, unless: {unless}, code: {:?}, message: {:?} }}",
+            hazard.code, messages[&hazard.code]
+        ));
     }
     Ok(format!("static HAZARDS: &[Hazard] = {};\n{}", list_code(uses), index_code(names, beginnings)))
 }

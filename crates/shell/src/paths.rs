@@ -199,6 +199,16 @@ pub(crate) fn path_sensitivity(path: &[u8], context: &CommandContext) -> Option<
     None
 }
 
+/// Returns whether an absolute path's content is secret.
+pub(crate) fn is_secret(path: &[u8], context: &CommandContext) -> bool {
+    path_sensitivity(path, context) == Some(PathSensitivity::Secret)
+}
+
+/// Returns whether an absolute path is in the workspace or in scratch space.
+pub(crate) fn is_inside(path: &[u8], context: &CommandContext) -> bool {
+    matches!(locate_path(path, context), PathLocation::Workspace | PathLocation::Temporary)
+}
+
 /// Returns whether secrets are below this directory, so that a search in it counts as a search for
 /// secrets.
 pub(crate) fn holds_secrets(path: &[u8], context: &CommandContext) -> bool {

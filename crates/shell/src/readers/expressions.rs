@@ -3,7 +3,7 @@
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
 use crate::knowledge::lists;
-use crate::paths::{self, PathLocation, PathSensitivity};
+use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::{ask_for_secret, classify_text, dynamic_text, report_secret_search};
@@ -79,7 +79,7 @@ fn hunts_by_name(classifier: &mut Classifier, starts: &[ExpandedArgument], name:
             .is_none_or(|path| paths::locate_path(&path, classifier.context) != PathLocation::Workspace)
     });
     let path = [b"/", name.display_bytes().as_slice()].concat();
-    if outside && paths::path_sensitivity(&path, classifier.context) == Some(PathSensitivity::Secret) {
+    if outside && paths::is_secret(&path, classifier.context) {
         classifier.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
     }
 }

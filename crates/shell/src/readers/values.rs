@@ -98,7 +98,7 @@ fn shows_signatures(format: &[u8]) -> bool {
 fn classify_pathspec(classifier: &mut Classifier, value: &ExpandedArgument) {
     dynamic_text(classifier, value);
     let path = classifier.absolute_path(value);
-    if path.is_some_and(|path| paths::path_sensitivity(&path, classifier.context) == Some(PathSensitivity::Secret)) {
+    if path.is_some_and(|path| paths::is_secret(&path, classifier.context)) {
         classifier.record_ask("reads-secret", "Reads what looks like a secret.", value.span);
     }
 }

@@ -85,7 +85,7 @@ pub(crate) fn classify_deleted_path(
     let (_, globbed) = paths::without_trailing_globs(&path);
     let many = tree || globbed;
     let is_log = paths::is_log(&path);
-    let holds_keys = || paths::path_sensitivity(&path, classifier.context) == Some(paths::PathSensitivity::Secret);
+    let holds_keys = || paths::is_secret(&path, classifier.context);
     let (code, message) = match paths::locate_path(&path, classifier.context) {
         PathLocation::Ancestor if many => {
             ("destroys-system", "Deletes a home directory, or a parent directory of the workspace.")

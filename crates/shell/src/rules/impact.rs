@@ -6,21 +6,18 @@ use stockade_model::Impact;
 
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
+use crate::knowledge::lists;
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::ExpandedArgument;
 
 /// Returns the impact of a denied use.
 pub(crate) fn of_denial(code: &str) -> Impact {
-    match code {
-        "exfiltration"
-        | "reverse-shell"
-        | "persistence"
-        | "privilege-escalation"
-        | "weakens-protection"
-        | "changes-kernel"
-        | "stops-machine" => Impact::Outward,
-        "destroys-disk" | "destroys-system" | "destroys-home" | "wipes-log" => Impact::Irreversible,
-        _ => Impact::Workspace,
+    if lists::OUTWARD_DENIALS.contains(&code) {
+        Impact::Outward
+    } else if lists::IRREVERSIBLE_DENIALS.contains(&code) {
+        Impact::Irreversible
+    } else {
+        Impact::Workspace
     }
 }
 

@@ -5,7 +5,7 @@ use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::paths::{self, PathLocation};
+use crate::paths;
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::destroy::split_options;
@@ -65,8 +65,7 @@ pub(crate) fn is_target(classifier: &Classifier, path: &[u8]) -> bool {
 
 /// Returns whether a file's content runs or is secret.
 pub(super) fn is_guarded(classifier: &Classifier, path: &[u8]) -> bool {
-    is_target(classifier, path)
-        || paths::path_sensitivity(path, classifier.context) == Some(paths::PathSensitivity::Secret)
+    is_target(classifier, path) || paths::is_secret(path, classifier.context)
 }
 
 /// Classifies a command's output into files.
@@ -85,9 +84,7 @@ pub(crate) fn classify_output(classifier: &mut Classifier, written: &[Vec<u8>], 
         classifier.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
         classifier.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
-    let beyond = written.iter().any(|p| {
-        !matches!(paths::locate_path(p, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
-    });
+    let beyond = written.iter().any(|p| !paths::is_inside(p, classifier.context));
     if flow.endless && beyond {
         classifier.record_denial("fills-disk", "Writes endlessly outside the workspace.", at);
     }
@@ -218,10 +215,7 @@ fn classify_destination(classifier: &mut Classifier, invocation: &Invocation) {
         }
         if invocation.name == b"cp"
             && matches!(source.as_slice(), b"/dev/zero" | b"/dev/full" | b"/dev/random" | b"/dev/urandom")
-            && !matches!(
-                paths::locate_path(&path, classifier.context),
-                PathLocation::Workspace | PathLocation::Temporary
-            )
+            && !paths::is_inside(&path, classifier.context)
         {
             classifier.record_denial("fills-disk", "Copies endlessly outside the workspace.", invocation.span);
         }
