@@ -6,6 +6,8 @@
 //! arguments after the check. Every program that runs is confined all the same. This module must
 //! not know how a program was found.
 
+use std::collections::BTreeSet;
+
 use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern, text_matches};
 
 use crate::powers::PermissionRefusal;
@@ -65,7 +67,7 @@ impl ExecProgram {
 pub struct ProgramRules {
     ask: Vec<ProgramRule>,
     deny: Vec<ProgramRule>,
-    agreed: Vec<Vec<u8>>,
+    agreed: BTreeSet<Vec<u8>>,
     /// Approved effects.
     effects: Vec<Grant>,
 }
@@ -105,9 +107,7 @@ impl ProgramRules {
 
     /// Approves a program, which then needs no further approval.
     pub fn approve_program(&mut self, path: Vec<u8>) {
-        if !self.agreed.contains(&path) {
-            self.agreed.push(path);
-        }
+        self.agreed.insert(path);
     }
 
     /// Follows the links of absolute patterns: `/bin/sh` means the target of `/bin/sh`. `find`
@@ -136,7 +136,7 @@ impl ProgramRules {
     /// applies to the host's program of this path, so it does not count here, and no approval is
     /// requested.
     pub fn decide_in_layer(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
-        let strict = Self { agreed: Vec::new(), ..self.clone() };
+        let strict = Self { agreed: BTreeSet::new(), ..self.clone() };
         let is_asked = |grant: &Grant| grant.is_answer_only();
         strict
             .decide_program(program)
@@ -176,7 +176,7 @@ impl ProgramRules {
 
     /// Decides on a program with an unknown interpreter, because it may be run but not read.
     pub fn decide_unread(&self, path: &[u8]) -> Result<(), PermissionRefusal> {
-        if self.agreed.iter().any(|agreed| agreed == path) {
+        if self.agreed.contains(path) {
             return Ok(());
         }
         Err(approval_refusal(path, "program: one that cannot be read".to_owned()))
