@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_is_used_and_told() {
+    fn every_code_is_used_and_documented() {
         let in_code = ["cloud-metadata", "deletes-unknown", "unknown-action"];
         let used: Vec<&str> =
             USES.iter().map(|u| u.code).chain(VARIABLES.iter().map(|v| v.code)).chain(in_code).collect();

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_mixed_answers_only_the_allowed_are_dialled_and_the_record_says_so() {
+    async fn of_mixed_answers_only_allowed_ones_are_dialled_and_recorded() {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let target = format!("allowed.test:{}", listener.local_addr().unwrap().port());
         let dialled = go(&["10.0.0.1", "127.0.0.1", "127.0.0.1"], &["127.0.0.1"], &target).await.unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_address_is_tried_and_the_first_error_is_told() {
+    async fn the_next_address_is_tried_and_the_first_error_is_reported() {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::new(127, 0, 0, 3), 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let special: &[&str] = &["127.0.0.0/8"];

@@ -124,7 +124,7 @@ fn a_grant_ends_at_the_next_unit() {
 }
 
 #[test]
-fn what_is_above_a_root_can_be_made() {
+fn directories_above_a_root_can_be_made() {
     let p = powers(&["/ws"], &["write /home/u/.config/tool", "write /home/u/.ssh/x/y", "write /home/u/n/.git/hooks"]);
     check(&p, DeniedOperation::Mkdir, "/home/u/.config", "allow");
     check(&p, DeniedOperation::Create, "/home/u/.config", "outside every writable root | write /home/u/.config");
@@ -156,7 +156,7 @@ fn a_workspace_in_a_private_tree_keeps_its_rules() {
 }
 
 #[test]
-fn what_has_its_rules_from_its_place_stays() {
+fn files_with_rules_from_their_directory_stay() {
     let p = powers(&["/ws", "/tmp/x/y/ws", "/ws/a/b"], &[]);
     for (object, expected) in [
         ("/home/u", Some("a directory that holds hidden credentials stays in place")),
@@ -173,7 +173,7 @@ fn what_has_its_rules_from_its_place_stays() {
 }
 
 #[test]
-fn what_is_replaced_inside_is_seen_otherwise() {
+fn a_replaced_object_inside_is_detected() {
     let p = powers(&["/ws"], &[]);
     for other in ["/", "/home/u", "/home/u/.ssh", "/tmp/x", "/dev", "/proc"] {
         assert!(p.is_seen_otherwise(Path::new(other)), "{other}");
@@ -192,11 +192,11 @@ fn powers_that_are_added_hold_at_once() {
     check(&p, DeniedOperation::Create, "/o/d/.git/a", "protected name: .git | write /o/d/.git");
     check(&p, DeniedOperation::Create, "/o/e", "outside every writable root | write /o/e");
     assert_eq!(text(&p.decide_socket(Path::new("/o/s"))), "allow");
-    let places = |p: &AttemptPermissions, path: &[u8]| (p.added.covers(path), p.is_unattached(path));
-    assert_eq!(places(&p, b"/o/d/a"), (true, true));
-    assert_eq!(places(&p, b"/ws/a"), (false, false));
+    let attachment = |p: &AttemptPermissions, path: &[u8]| (p.added.covers(path), p.is_unattached(path));
+    assert_eq!(attachment(&p, b"/o/d/a"), (true, true));
+    assert_eq!(attachment(&p, b"/ws/a"), (false, false));
     p.extend(&["write /r".parse().unwrap()], IsolationLevel::Restricted);
-    assert_eq!(places(&p, b"/r/a"), (true, false));
+    assert_eq!(attachment(&p, b"/r/a"), (true, false));
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn bare_repositories_under_any_name() {
 }
 
 #[test]
-fn what_a_directory_would_carry() {
+fn contents_of_a_directory_grant() {
     let p = powers(&["/ws"], &[]);
     let mut carried = p.units_carried_by(Path::new("/ws/.Config"));
     carried.sort();

@@ -137,10 +137,10 @@ impl ProgramRules {
     /// requested.
     pub fn decide_in_layer(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
         let strict = Self { agreed: BTreeSet::new(), ..self.clone() };
-        let is_asked = |grant: &Grant| grant.is_answer_only();
+        let needs_question = |grant: &Grant| grant.is_answer_only();
         strict
             .decide_program(program)
-            .map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(is_asked), ..refusal })
+            .map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(needs_question), ..refusal })
     }
 
     /// Decides whether the program may run.
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_to_is_not_what_a_layer_has_at_its_path() {
+    fn an_approved_path_is_not_the_layers_object_at_that_path() {
         let mut rules = programs(&["a"], &[]);
         rules.approve_program(b"/cache/a".to_vec());
         assert_eq!(rules.decide_program(&program("/cache/a")), Ok(()));

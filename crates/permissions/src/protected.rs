@@ -42,8 +42,8 @@ impl ProtectedNames {
         let refusal = |rule: String| PermissionRefusal { rule, grant: Some(Grant::Write(path.to_owned())) };
         for directory in path.ancestors().skip(1) {
             match &*self.survey_directory(directory) {
-                Ok(places) => {
-                    if let Some(found) = places.find_refusal(0, path.as_os_str().as_encoded_bytes()) {
+                Ok(entries) => {
+                    if let Some(found) = entries.find_refusal(0, path.as_os_str().as_encoded_bytes()) {
                         return Some(refusal(found.rule));
                     }
                 }
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn names_are_protected_under_every_spelling_and_through_links_that_are_there() {
-        let place = tempfile::tempdir().unwrap();
-        let top = place.path().canonicalize().unwrap();
+        let test_directory = tempfile::tempdir().unwrap();
+        let top = test_directory.path().canonicalize().unwrap();
         for directory in ["project/b", "bare.git/objects", "bare.git/refs"] {
             fs::create_dir_all(top.join(directory)).unwrap();
         }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_grants_decide_and_say_by_which_rule() {
+    fn lists_and_grants_decide_and_name_the_rule() {
         let reach = reach(&["a.b:443", "*.c"], &["x.c"], &["connect d:1", "connect x.c:1", "write /a"]);
         for (target, expected) in [
             ("a.b:443", Ok("allow a.b:443")),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_goes_where_it_was_granted_and_never_where_nobody_may_go() {
+    fn a_secret_is_sent_only_to_its_granted_and_reachable_hosts() {
         let reach = reach(&["a.b"], &["x.c"], &["secret s to a.b:443", "secret s to x.c", "connect d:1"]);
         for (requested_use, expected) in [
             ("s to a.b:443", Ok("grant secret s to a.b:443")),

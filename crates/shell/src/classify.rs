@@ -93,13 +93,13 @@ impl<'c> Classifier<'c> {
     /// Records one observation, once for each span.
     fn record_finding(&mut self, (tier, impact): (Tier, Impact), code: &str, message: &str, at: (usize, usize)) {
         let at = self.fixed_span.unwrap_or(at);
-        let place = Some(to_span(at));
+        let found_at = Some(to_span(at));
         let is_covered = |f: &Finding| f.tier >= tier && f.impact >= impact;
         if self.findings.len() >= MAX_FINDINGS && self.findings.iter().any(is_covered) {
             return;
         }
-        if !self.findings.iter().any(|f| f.code == code && f.span == place) {
-            self.findings.push(Finding { code: code.into(), tier, impact, message: message.into(), span: place });
+        if !self.findings.iter().any(|f| f.code == code && f.span == found_at) {
+            self.findings.push(Finding { code: code.into(), tier, impact, message: message.into(), span: found_at });
         }
     }
 

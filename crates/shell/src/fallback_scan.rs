@@ -62,13 +62,13 @@ pub(crate) fn scan_text(classifier: &mut Classifier, text: &[u8]) {
 
 /// Classifies the commands at possible positions.
 fn scan_commands(classifier: &mut Classifier, text: &[u8]) {
-    let mut places = 0;
+    let mut candidates = 0;
     let mut at = 0;
     let mut leads = true;
-    while at < text.len() && places < MAX_POSITIONS && !classifier.budget.is_spent() {
+    while at < text.len() && candidates < MAX_POSITIONS && !classifier.budget.is_spent() {
         let kind = byte_kind(text[at]);
         if kind != ByteKind::Word {
-            leads = kind == ByteKind::Lead || (leads && kind == ByteKind::Blank);
+            leads = kind == ByteKind::Prefix || (leads && kind == ByteKind::Blank);
             at += 1;
             continue;
         }
@@ -76,7 +76,7 @@ fn scan_commands(classifier: &mut Classifier, text: &[u8]) {
         let word = &text[at..at + length];
         let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
         if leads && could_be_named(name) && classifier.budget.spend_units(1) && is_worth_a_look(name) {
-            places += 1;
+            candidates += 1;
             let end = scan_command(classifier, &text[at..], at);
             // The command after a wrapper was classified with it.
             if matches!(name, b"env" | b"sudo" | b"doas") {
@@ -97,13 +97,13 @@ enum ByteKind {
     Word,
     Blank,
     /// A command may follow it.
-    Lead,
+    Prefix,
     Other,
 }
 
 fn byte_kind(byte: u8) -> ByteKind {
     match byte {
-        b';' | b'&' | b'|' | b'\n' | b'(' | b')' | b'{' | b'}' | b'\'' | b'"' | b'`' => ByteKind::Lead,
+        b';' | b'&' | b'|' | b'\n' | b'(' | b')' | b'{' | b'}' | b'\'' | b'"' | b'`' => ByteKind::Prefix,
         byte if byte.is_ascii_whitespace() => ByteKind::Blank,
         0..=b' ' | b'<' | b'>' => ByteKind::Other,
         _ => ByteKind::Word,
@@ -163,11 +163,11 @@ fn is_worth_a_look(name: &[u8]) -> bool {
 /// Looks for a command after wrappers that are too many to be removed.
 pub(crate) fn look_behind(classifier: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
     const WRAPPER_PROGRAMS: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
-    let place = arguments.iter().position(|argument| {
+    let command_index = arguments.iter().position(|argument| {
         let text = argument.display_bytes();
         is_worth_a_look(&text) && !WRAPPER_PROGRAMS.contains(&text.as_slice())
     });
-    if let Some(command) = place.and_then(|place| arguments.get(place..)) {
+    if let Some(command) = command_index.and_then(|command_index| arguments.get(command_index..)) {
         rules::code::denials_only(classifier, |classifier| {
             classifier.unwrap_command(command.to_vec(), DataFlow::default(), at);
         });
@@ -179,7 +179,7 @@ pub(crate) fn look_behind(classifier: &mut Classifier, arguments: &[ExpandedArgu
 /// nothing else, because such a program is `ask` anyway.
 pub(crate) fn look_among(classifier: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
     let needs = classifier.capabilities.clone();
-    let mut places = 0;
+    let mut candidates = 0;
     for (index, argument) in arguments.iter().enumerate().take(MAX_ARGUMENTS) {
         let text = argument.display_bytes();
         if text.iter().any(u8::is_ascii_whitespace) {
@@ -190,8 +190,8 @@ pub(crate) fn look_among(classifier: &mut Classifier, arguments: &[ExpandedArgum
         if !could_be_named(name) || !is_worth_a_look(name) {
             continue;
         }
-        places += 1;
-        if places > MAX_ARGUMENT_COMMANDS {
+        candidates += 1;
+        if candidates > MAX_ARGUMENT_COMMANDS {
             break;
         }
         let rest = &arguments[index + 1..];

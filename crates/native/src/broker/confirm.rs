@@ -32,24 +32,24 @@ impl BrokerService {
     fn is_needed(&self, path: &[u8]) -> bool {
         match self.powers.git_part(path) {
             Some(part) if self.powers.is_known_part(path) => {
-                matches!(part, GitPathKind::Needed { .. } | GitPathKind::Judged(GuardedContent::Index))
+                matches!(part, GitPathKind::Needed { .. } | GitPathKind::Checked(GuardedContent::Index))
             }
             _ => repository::is_needed(path, self.surveys.borrow().trusted_parts(), &|p| self.exists_in_view(p)),
         }
     }
 
-    /// Checks whether the name that was made at `place` is still permitted. `decided` is the path
+    /// Checks whether the name that was made at `resolved` is still permitted. `decided` is the path
     /// that was decided on.
     fn confirm_name(
         &self,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         decided: &[u8],
         operation: DeniedOperation,
     ) -> Result<(), CallFailure> {
-        if place.special {
+        if resolved.special {
             return Ok(());
         }
-        place.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, decided, operation))
+        resolved.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, decided, operation))
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`.
@@ -93,17 +93,17 @@ impl BrokerService {
     /// As [`confirm_name`](Self::confirm_name), for a new name, which is removed if it may not stay.
     pub(super) fn confirm_new(
         &self,
-        (place, directory): (&ResolvedName, BorrowedFd<'_>),
+        (resolved, directory): (&ResolvedName, BorrowedFd<'_>),
         decided: &[u8],
         operation: DeniedOperation,
     ) -> Result<(), CallFailure> {
-        let confirmed = self.confirm_name(place, decided, operation);
+        let confirmed = self.confirm_name(resolved, decided, operation);
         if confirmed.is_ok() {
             self.note_written(decided);
         } else {
             let flags = if operation == DeniedOperation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             // If another process has removed it already, there is nothing to do.
-            let _ = unlinkat(directory, &place.name, flags);
+            let _ = unlinkat(directory, &resolved.name, flags);
         }
         confirmed
     }
@@ -187,9 +187,9 @@ impl BrokerService {
         if old.special || new.special {
             return Ok(());
         }
-        let look = |place: &ResolvedName, decided: &[u8]| {
-            self.confirm_name(place, decided, DeniedOperation::Rename)?;
-            place.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
+        let look = |resolved: &ResolvedName, decided: &[u8]| {
+            self.confirm_name(resolved, decided, DeniedOperation::Rename)?;
+            resolved.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let mut confirmed = look(new, to_decided);
@@ -198,11 +198,11 @@ impl BrokerService {
             let _ = renameat_with(to, &new.name, from, &old.name, RenameFlags::NOREPLACE);
         }
         // The old name is checked too, because it was free for a moment.
-        for (place, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
+        for (resolved, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
             let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
-            while let Err(failure) = look(place, decided) {
+            while let Err(failure) = look(resolved, decided) {
                 confirmed = Err(failure);
-                rename_out_of_way(directory, place);
+                rename_out_of_way(directory, resolved);
                 if Instant::now() > deadline {
                     break;
                 }
@@ -231,7 +231,7 @@ impl BrokerService {
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
     /// [`guards`](stockade_permissions::guards).
-    pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
+    pub(super) fn refusal_of_name(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         if creates_name(operation)
@@ -333,12 +333,12 @@ impl BrokerService {
     }
 }
 
-/// Renames the object at `place` to an unguessable name beside it, which has no meaning.
-fn rename_out_of_way(directory: BorrowedFd<'_>, place: &ResolvedName) {
+/// Renames the object at `resolved` to an unguessable name beside it, which has no meaning.
+fn rename_out_of_way(directory: BorrowedFd<'_>, resolved: &ResolvedName) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // Fails if the object is gone, which is fine.
-    let _ = renameat_with(directory, &place.name, directory, &name, RenameFlags::NOREPLACE);
+    let _ = renameat_with(directory, &resolved.name, directory, &name, RenameFlags::NOREPLACE);
 }
 
 /// Returns a path in a held directory that spells `inner`, which has one component or more. Case is folded.

@@ -38,7 +38,7 @@ impl BrokerService {
                 let path = caller.read_path(index)?;
                 let mode = self.mask_mode(caller, caller.unsigned_argument(index + 1))?;
                 Ok(BrokeredCall::MakeDirectory {
-                    place: self.start_resolution(caller)?.resolve_name(start, &path)?,
+                    resolved: self.start_resolution(caller)?.resolve_name(start, &path)?,
                     mode,
                 })
             }
@@ -46,7 +46,10 @@ impl BrokerService {
             ArgumentLayout::Symlink { at } => {
                 let (start, index) = if at { (caller.int_argument(1), 2) } else { (libc::AT_FDCWD, 1) };
                 let (text, path) = (caller.read_path(0)?, caller.read_path(index)?);
-                Ok(BrokeredCall::MakeLink { place: self.start_resolution(caller)?.resolve_name(start, &path)?, text })
+                Ok(BrokeredCall::MakeLink {
+                    resolved: self.start_resolution(caller)?.resolve_name(start, &path)?,
+                    text,
+                })
             }
             ArgumentLayout::Link { at } => self.read_link(caller, at),
             ArgumentLayout::Rename { at, flags } => self.read_rename(caller, at, flags),
@@ -54,7 +57,7 @@ impl BrokerService {
                 let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
                 let path = caller.read_path(0)?;
                 Ok(BrokeredCall::Remove {
-                    place: self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?,
+                    resolved: self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?,
                     flags,
                 })
             }
@@ -64,8 +67,8 @@ impl BrokerService {
                     return Err(Errno::INVAL.into());
                 }
                 let path = caller.read_path(1)?;
-                let place = self.start_resolution(caller)?.resolve_name(caller.int_argument(0), &path)?;
-                Ok(BrokeredCall::Remove { place, flags: AtFlags::from_bits_retain(flags) })
+                let resolved = self.start_resolution(caller)?.resolve_name(caller.int_argument(0), &path)?;
+                Ok(BrokeredCall::Remove { resolved, flags: AtFlags::from_bits_retain(flags) })
             }
         }
     }
@@ -83,7 +86,7 @@ impl BrokerService {
         let path = caller.read_path(index)?;
         let (device, mode) = (caller.request.args[index + 2], self.mask_mode(caller, mode)?);
         Ok(BrokeredCall::MakeNode {
-            place: self.start_resolution(caller)?.resolve_name(start, &path)?,
+            resolved: self.start_resolution(caller)?.resolve_name(start, &path)?,
             kind,
             mode,
             device,
@@ -121,42 +124,42 @@ impl BrokerService {
     /// same error.
     fn permit_new(
         &self,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         path: &[u8],
         operation: DeniedOperation,
     ) -> Result<PermissionVerdict, CallFailure> {
-        if place.special {
+        if resolved.special {
             // Such a name can never be made; the kernel returns its own errors.
             return Ok(PermissionVerdict::Allow);
         }
         match self.decide_operation(operation, path) {
             PermissionVerdict::Refuse(refusal) => {
-                if place.open_nofollow().is_ok() {
+                if resolved.open_nofollow().is_ok() {
                     return Err(Errno::EXIST.into());
                 }
-                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 Err(refuse_operation(operation, path, refusal))
             }
             verdict => Ok(verdict),
         }
     }
 
-    pub(super) fn make_directory(&self, place: &ResolvedName, mode: Mode) -> Result<CallProgress, CallFailure> {
-        let path = place.path();
-        self.permit_new(place, &path, DeniedOperation::Mkdir)?;
+    pub(super) fn make_directory(&self, resolved: &ResolvedName, mode: Mode) -> Result<CallProgress, CallFailure> {
+        let path = resolved.path();
+        self.permit_new(resolved, &path, DeniedOperation::Mkdir)?;
         let is_git = self.powers.git_part(&path) == Some(GitPathKind::Top) && !self.powers.is_named(&path);
-        if is_git && place.open_nofollow().is_err() {
+        if is_git && resolved.open_nofollow().is_err() {
             self.permit_work_tree(&path, DeniedOperation::Mkdir)?;
         }
-        if place.open_nofollow().is_err() {
+        if resolved.open_nofollow().is_err() {
             self.permit_surveyable(&path, mode)?;
         }
-        let directory = self.through_directory(place, &path);
-        mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
-        self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Mkdir)?;
+        let directory = self.through_directory(resolved, &path);
+        mkdirat(&directory, resolved.name_as_written().as_c_str(), mode)?;
+        self.confirm_new((resolved, directory.as_fd()), &path, DeniedOperation::Mkdir)?;
         // Others may meanwhile have made files that this directory would activate.
         if is_git && let Err(failure) = self.permit_work_tree(&path, DeniedOperation::Mkdir) {
-            let _ = unlinkat(&directory, &place.name, AtFlags::REMOVEDIR);
+            let _ = unlinkat(&directory, &resolved.name, AtFlags::REMOVEDIR);
             return Err(failure);
         }
         Ok(CallProgress::return_zero())
@@ -179,68 +182,68 @@ impl BrokerService {
 
     pub(super) fn make_node(
         &self,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         kind: FileType,
         mode: Mode,
         device: u64,
     ) -> Result<CallProgress, CallFailure> {
-        let path = place.path();
-        self.permit_new(place, &path, DeniedOperation::Mknod)?;
+        let path = resolved.path();
+        self.permit_new(resolved, &path, DeniedOperation::Mknod)?;
         if mode.bits() & 0o6000 != 0 {
             return Err(refuse_operation(DeniedOperation::Mknod, &path, set_id()));
         }
-        let directory = self.through_directory(place, &path);
-        mknodat(&directory, place.name_as_written().as_c_str(), kind, mode, device)?;
-        self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Mknod)?;
+        let directory = self.through_directory(resolved, &path);
+        mknodat(&directory, resolved.name_as_written().as_c_str(), kind, mode, device)?;
+        self.confirm_new((resolved, directory.as_fd()), &path, DeniedOperation::Mknod)?;
         Ok(CallProgress::return_zero())
     }
 
-    pub(super) fn make_link(&self, place: &ResolvedName, text: &CStr) -> Result<CallProgress, CallFailure> {
-        let path = place.path();
+    pub(super) fn make_link(&self, resolved: &ResolvedName, text: &CStr) -> Result<CallProgress, CallFailure> {
+        let path = resolved.path();
         // Git makes a link that leads nowhere, to learn whether links can be made.
         let is_trial = text.to_bytes() == b"testing" && self.powers.git_part(&path) == Some(GitPathKind::Trial);
-        if !is_trial || self.refusal_of_place(DeniedOperation::Symlink, &path).is_some() {
-            self.permit_new(place, &path, DeniedOperation::Symlink)?;
+        if !is_trial || self.refusal_of_name(DeniedOperation::Symlink, &path).is_some() {
+            self.permit_new(resolved, &path, DeniedOperation::Symlink)?;
         }
-        if place.open_nofollow().is_err() {
+        if resolved.open_nofollow().is_err() {
             self.permit_link_at(&path, DeniedOperation::Symlink)?;
             self.permit_link_target(&path, text.to_bytes(), DeniedOperation::Symlink)?;
         }
-        let directory = self.through_directory(place, &path);
-        symlinkat(text, &directory, place.name_as_written().as_c_str())?;
-        self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Symlink)?;
+        let directory = self.through_directory(resolved, &path);
+        symlinkat(text, &directory, resolved.name_as_written().as_c_str())?;
+        self.confirm_new((resolved, directory.as_fd()), &path, DeniedOperation::Symlink)?;
         // Others may meanwhile have made a text that the link leads elsewhere.
-        if let Some(now) = place.path_now()?
+        if let Some(now) = resolved.path_now()?
             && let Err(failure) = self.permit_link_target(&now, text.to_bytes(), DeniedOperation::Symlink)
         {
-            let _ = unlinkat(&directory, &place.name, AtFlags::empty());
+            let _ = unlinkat(&directory, &resolved.name, AtFlags::empty());
             return Err(failure);
         }
         Ok(CallProgress::return_zero())
     }
 
-    pub(super) fn remove(&self, place: &ResolvedName, flags: AtFlags) -> Result<CallProgress, CallFailure> {
-        let path = place.path();
+    pub(super) fn remove(&self, resolved: &ResolvedName, flags: AtFlags) -> Result<CallProgress, CallFailure> {
+        let path = resolved.path();
         // The kernel refuses to remove a directory that is not empty.
         let is_empty = flags.contains(AtFlags::REMOVEDIR)
             && self.powers.is_directory_of_settings(&path)
-            && self.refusal_of_place(DeniedOperation::Remove, &path).is_none();
-        if !place.special
+            && self.refusal_of_name(DeniedOperation::Remove, &path).is_none();
+        if !resolved.special
             && !is_empty
             && let Err(failure) = self.permit_removal(&path, DeniedOperation::Remove)
         {
-            let kind = FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode);
+            let kind = FileType::from_raw_mode(fstat(resolved.open_nofollow()?)?.st_mode);
             match (kind == FileType::Directory, flags.contains(AtFlags::REMOVEDIR)) {
                 (true, false) => return Err(Errno::ISDIR.into()),
                 (false, true) => return Err(Errno::NOTDIR.into()),
-                _ => native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?,
+                _ => native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?,
             }
             return Err(failure);
         }
-        if !place.special {
-            self.permit_loss(place, &path)?;
+        if !resolved.special {
+            self.permit_loss(resolved, &path)?;
         }
-        unlinkat(self.through_directory(place, &path), place.name_as_written().as_c_str(), flags)?;
+        unlinkat(self.through_directory(resolved, &path), resolved.name_as_written().as_c_str(), flags)?;
         Ok(CallProgress::return_zero())
     }
 
@@ -393,7 +396,7 @@ impl BrokerService {
                 let is_free = |rest: &[u8]| {
                     matches!(view.probe_object(rest), ObjectPresence::Nothing | ObjectPresence::Is(FileType::Directory))
                 };
-                let mut beneath = surveys.addresses_beneath(to).map(|place| place[to.len()..].to_vec());
+                let mut beneath = surveys.addresses_beneath(to).map(|resolved| resolved[to.len()..].to_vec());
                 let bad = beneath.find(|rest| !is_free(rest) || !is_free(&[rest, &b".git"[..]].concat()));
                 bad.and_then(|rest| surveys.refusal_at_address(&[to, &rest].concat(), false))
             }

@@ -171,20 +171,21 @@ impl BrokerService {
             let directory = walk.resolve_object(start, &path, !open_request.has_flag(libc::O_NOFOLLOW))?;
             return self.perform_call(id, resolved_call.insert(BrokeredCall::OpenUnnamed { directory, open_request }));
         }
-        let mut place = walk.resolve_name(start, &path)?;
+        let mut resolved = walk.resolve_name(start, &path)?;
         loop {
-            if place.special || place.slash {
-                return Err(open_directory(&walk, place, open_request).into());
+            if resolved.special || resolved.slash {
+                return Err(open_directory(&walk, resolved, open_request).into());
             }
-            let link = match self.perform_call(id, resolved_call.insert(BrokeredCall::Open { place, open_request }))? {
-                CallProgress::Link(link) => link,
-                step => return Ok(step),
-            };
-            let Some(BrokeredCall::Open { place: linked, .. }) = resolved_call.take() else {
+            let link =
+                match self.perform_call(id, resolved_call.insert(BrokeredCall::Open { resolved, open_request }))? {
+                    CallProgress::Link(link) => link,
+                    step => return Ok(step),
+                };
+            let Some(BrokeredCall::Open { resolved: linked, .. }) = resolved_call.take() else {
                 return Err(Errno::LOOP.into());
             };
             match walk.follow_link(linked, link)? {
-                LinkDestination::Place(next) => place = next,
+                LinkDestination::Path(next) => resolved = next,
                 LinkDestination::Object(object) => {
                     let object = self.as_staged(object)?;
                     return self.perform_call(id, resolved_call.insert(BrokeredCall::Reopen { object, open_request }));
@@ -218,36 +219,36 @@ impl BrokerService {
         }
     }
 
-    /// Opens the name at `place`, or returns the link that has this name.
+    /// Opens the name at `resolved`, or returns the link that has this name.
     pub(super) fn open_at(
         &self,
         id: u64,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         open_request: OpenRequest,
     ) -> Result<CallProgress, CallFailure> {
-        let path = place.path();
+        let path = resolved.path();
         match self.decide_operation(open_request.operation(), &path) {
             // For any powers: a terminal that the broker opened could become its own, and the
             // kernel's files are not regular files.
-            PermissionVerdict::Allow | PermissionVerdict::Private if place.on_proc || is_open_device(&path) => {
-                return self.open_refused(place, &path, open_request, kernel_files());
+            PermissionVerdict::Allow | PermissionVerdict::Private if resolved.on_proc || is_open_device(&path) => {
+                return self.open_refused(resolved, &path, open_request, kernel_files());
             }
             PermissionVerdict::Allow | PermissionVerdict::Private => {}
-            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, open_request)? => {
+            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(resolved, &path, open_request)? => {
                 return Ok(step);
             }
-            PermissionVerdict::Refuse(refusal) => return self.open_refused(place, &path, open_request, refusal),
+            PermissionVerdict::Refuse(refusal) => return self.open_refused(resolved, &path, open_request, refusal),
         }
         if open_request.is_creating() && open_request.mode.bits() & SET_ID_BITS != 0 {
             return Err(refuse_operation(DeniedOperation::Create, &path, set_id()));
         }
         if self.surveys.borrow().has_linked()
-            && let Ok(held) = place.open_nofollow()
+            && let Ok(held) = resolved.open_nofollow()
         {
             self.permit_linked(&fstat(&held)?, &path, open_request.operation())?;
         }
-        let directory = self.through_directory(place, &path);
-        match open_name(directory.as_fd(), place, open_request) {
+        let directory = self.through_directory(resolved, &path);
+        match open_name(directory.as_fd(), resolved, open_request) {
             Ok(fd) => {
                 if open_request.is_creating() {
                     self.confirm_opened(&fd, &path)?;
@@ -257,11 +258,14 @@ impl BrokerService {
             }
             // The name is a link; with `O_NOFOLLOW` the program gets the error.
             Err(Errno::LOOP) if !open_request.has_flag(libc::O_NOFOLLOW) => {
-                Ok(CallProgress::Link(place.open_nofollow()?))
+                Ok(CallProgress::Link(resolved.open_nofollow()?))
             }
-            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
-                self.open_reluctant(id, resolve::open_component(directory.as_fd(), &place.name)?, open_request, errno)
-            }
+            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => self.open_reluctant(
+                id,
+                resolve::open_component(directory.as_fd(), &resolved.name)?,
+                open_request,
+                errno,
+            ),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -300,7 +304,7 @@ impl BrokerService {
     /// device, or fail anyway; only the rest is a refusal.
     fn open_refused(
         &self,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         path: &[u8],
         open_request: OpenRequest,
         refusal: PermissionRefusal,
@@ -308,13 +312,13 @@ impl BrokerService {
         if self.powers.read_only.has(path) {
             return Err(Errno::ROFS.into());
         }
-        let held = match place.open_nofollow() {
-            Ok(_) if open_request.must_be_new() && self.reported_removals.has_removal(place) => {
+        let held = match resolved.open_nofollow() {
+            Ok(_) if open_request.must_be_new() && self.reported_removals.has_removal(resolved) => {
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Ok(held) => held,
             Err(Errno::NOENT) if open_request.is_creating() => {
-                native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Err(errno) => return Err(errno.into()),
@@ -416,14 +420,14 @@ fn open_arguments(caller: &CallingThread, shape: ArgumentLayout, index: usize) -
 }
 
 /// Opens a permitted name, without blocking.
-fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, open_request: OpenRequest) -> Result<OwnedFd, Errno> {
+fn open_name(directory: BorrowedFd<'_>, resolved: &ResolvedName, open_request: OpenRequest) -> Result<OwnedFd, Errno> {
     // A non-blocking open of a pipe for reading would succeed, but this one must wait.
-    if open_request.only_reads() && !open_request.has_flag(libc::O_EXCL) && place.is_pipe() {
+    if open_request.only_reads() && !open_request.has_flag(libc::O_EXCL) && resolved.is_pipe() {
         return Err(Errno::NXIO);
     }
     openat2(
         directory,
-        place.name.as_c_str(),
+        resolved.name.as_c_str(),
         open_request.of_broker(),
         open_request.mode_of_new(),
         ResolveFlags::NO_SYMLINKS,
@@ -431,11 +435,11 @@ fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, open_request: Open
 }
 
 /// Returns the error for a name of a directory, which cannot be opened for writing.
-fn open_directory(walk: &PathResolver<'_>, place: ResolvedName, open_request: OpenRequest) -> Errno {
-    if open_request.is_creating() && place.slash && !place.special {
+fn open_directory(walk: &PathResolver<'_>, resolved: ResolvedName, open_request: OpenRequest) -> Errno {
+    if open_request.is_creating() && resolved.slash && !resolved.special {
         return Errno::ISDIR;
     }
-    match walk.find_at(place, true) {
+    match walk.find_at(resolved, true) {
         Ok(object) if object.file_type() == FileType::Directory => Errno::ISDIR,
         Ok(_) => Errno::NOTDIR,
         Err(errno) => errno,

@@ -42,7 +42,7 @@ pub(super) struct ObjectChangedError;
 impl PinnedObjects {
     /// Holds the objects that have the names of `broker_call` now.
     pub fn pin_objects(broker_call: &BrokeredCall) -> Result<Self, Errno> {
-        let pin = |place: &ResolvedName| match place.open_nofollow() {
+        let pin = |resolved: &ResolvedName| match resolved.open_nofollow() {
             Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno),
@@ -55,11 +55,11 @@ impl PinnedObjects {
     /// name. A new link counts as changed, because it would be followed.
     pub fn still_hold(&self, broker_call: &BrokeredCall) -> Result<(), ObjectChangedError> {
         let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
-        for (place, pin) in broker_call.resolved_names().zip(&self.0) {
-            if !is_at(&place.directory.fd, &place.directory.path) {
+        for (resolved, pin) in broker_call.resolved_names().zip(&self.0) {
+            if !is_at(&resolved.directory.fd, &resolved.directory.path) {
                 return Err(ObjectChangedError);
             }
-            let now = place.open_nofollow().and_then(fstat);
+            let now = resolved.open_nofollow().and_then(fstat);
             match (pin, now) {
                 (_, Err(_)) => {}
                 (Some((_, then)), Ok(now)) if is_same_object(then, &now) => {}
@@ -75,10 +75,10 @@ impl PinnedObjects {
 }
 
 impl BrokerService {
-    /// Returns the directory of `place`, in which a name is created or removed; `path` is the whole
+    /// Returns the directory of `resolved`, in which a name is created or removed; `path` is the whole
     /// path.
-    pub fn through_directory<'p>(&self, place: &'p ResolvedName, path: &[u8]) -> ObjectHandle<'p> {
-        self.open_own_or_seen(&place.directory.fd, path, || self.own_directory(&place.directory))
+    pub fn through_directory<'p>(&self, resolved: &'p ResolvedName, path: &[u8]) -> ObjectHandle<'p> {
+        self.open_own_or_seen(&resolved.directory.fd, path, || self.own_directory(&resolved.directory))
     }
 
     /// Returns the directories of two names, both in one mount namespace.

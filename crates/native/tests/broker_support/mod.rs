@@ -22,13 +22,13 @@ use stockade_native::broker::{AnswerSender, Broker, BrokerReport};
 use stockade_permissions::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 
-use crate::support::{self, PATIENCE, pipe};
+use crate::support::{self, TIMEOUT, pipe};
 use cases::Case;
 
 /// Where scenes are made: not under a directory that the sandbox replaces.
 const BASE: &str = "/opt/stockade-broker-tests";
 /// A run with many late answers.
-const HOLDING_PATIENCE: Duration = Duration::from_secs(300);
+const HOLDING_TIMEOUT: Duration = Duration::from_secs(300);
 /// Tells the probe where the scene is, and which part to play.
 pub const SCENE: &str = "STOCKADE_PROBE_SCENE";
 pub const PART: &str = "STOCKADE_PROBE_PART";
@@ -344,9 +344,9 @@ fn run(plan: &AttemptPlan, react: Option<React>) -> Brokered {
         (programs, questions, withdrawn, log)
     });
     launched.release_command().unwrap();
-    let exit = launched.wait_for_end(HOLDING_PATIENCE).unwrap().expect("it ends");
+    let exit = launched.wait_for_end(HOLDING_TIMEOUT).unwrap().expect("it ends");
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
-    let report = broker.stop(PATIENCE).expect("the broker ends");
+    let report = broker.stop(TIMEOUT).expect("the broker ends");
     let (programs, questions, withdrawn, log) = answering.join().unwrap();
     Brokered { ended: exit.status, stdout, stderr, report, programs, questions, withdrawn, log }
 }

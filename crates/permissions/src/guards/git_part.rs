@@ -33,7 +33,7 @@ pub enum GitPathKind {
     /// An inactive hook: its name ends in `.sample`.
     Sample,
     /// Content that is judged as a whole when it gets its name.
-    Judged(GuardedContent),
+    Checked(GuardedContent),
     /// Beneath `refs`: a reference, judged as such, or a directory of references.
     Reference,
     /// `commondir` of another work tree. Only one content is allowed.
@@ -62,7 +62,7 @@ pub enum GuardedContent {
     /// `BISECT_START`, the revision that is checked out at the end.
     Start,
     /// `gitdir` of another work tree. Git writes to the path that it names, and removes it.
-    Place,
+    Path,
     /// Settings of a project, for an editor or a tool.
     Project(ProjectFile),
 }
@@ -82,7 +82,7 @@ const REFERENCE_FILES: NameList = NameList::new(include_str!("../../knowledge/gi
 const DATA_KIND: GitPathKind = GitPathKind::Data { in_store: false };
 /// Directories that contain only data.
 const DATA_DIRECTORIES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
-const REFERENCE_KIND: GitPathKind = GitPathKind::Judged(GuardedContent::Reference);
+const REFERENCE_KIND: GitPathKind = GitPathKind::Checked(GuardedContent::Reference);
 /// Parts of a rebase (git's sequencer.c) that are data, also with the suffix `.lock`.
 const REBASE_DATA_FILES: NameList = NameList::new(include_str!("../../knowledge/git_rebase_files.txt"));
 
@@ -119,7 +119,7 @@ impl GitPathKind {
     /// Returns how content that gets this name is judged, if it is.
     pub fn guarded_content(self) -> Option<GuardedContent> {
         match self {
-            Self::Judged(rule) => Some(rule),
+            Self::Checked(rule) => Some(rule),
             Self::Reference | Self::Needed { is_directory: false } => Some(GuardedContent::Reference),
             _ => None,
         }
@@ -138,7 +138,7 @@ impl GitPathKind {
             Self::Trial => matches!(operation, Create | Write | Remove),
             Self::Sample => matches!(operation, Create | Write | Remove),
             // Without the file git acts as with an empty one, which is harmless.
-            Self::Judged(_) | Self::Needed { is_directory: false } | Self::CommonDirectory | Self::Number => {
+            Self::Checked(_) | Self::Needed { is_directory: false } | Self::CommonDirectory | Self::Number => {
                 operation == Remove
             }
             Self::Guarded => false,
@@ -171,7 +171,7 @@ fn classify_components(rest: &[&[u8]], of: GitDirOwner) -> GitPathKind {
         (b"modules", beneath) if of != GitDirOwner::WorkTree => classify_module(beneath),
         (b"rebase-merge" | b"sequencer" | b"info", []) => GitPathKind::Directory,
         (b"hooks" | b"branches", []) if of != GitDirOwner::WorkTree => GitPathKind::Directory,
-        (b"rebase-merge", [b"git-rebase-todo"]) => GitPathKind::Judged(GuardedContent::Steps),
+        (b"rebase-merge", [b"git-rebase-todo"]) => GitPathKind::Checked(GuardedContent::Steps),
         (b"rebase-merge", [b"msgnum" | b"end"]) => GitPathKind::Number,
         (b"rebase-merge", [b"4913"]) => GitPathKind::Trial,
         (b"rebase-merge", [name]) if is_data_of_rebase(name) => DATA_KIND,
@@ -199,14 +199,14 @@ fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
     match name {
         b"HEAD" if of == GitDirOwner::WorkTree => REFERENCE_KIND,
         b"HEAD" => GitPathKind::Needed { is_directory: false },
-        b"config" if of != GitDirOwner::WorkTree => GitPathKind::Judged(GuardedContent::Settings),
-        b"config.worktree" => GitPathKind::Judged(GuardedContent::Settings),
-        b"index" => GitPathKind::Judged(GuardedContent::Index),
+        b"config" if of != GitDirOwner::WorkTree => GitPathKind::Checked(GuardedContent::Settings),
+        b"config.worktree" => GitPathKind::Checked(GuardedContent::Settings),
+        b"index" => GitPathKind::Checked(GuardedContent::Index),
         b"commondir" if of == GitDirOwner::WorkTree => GitPathKind::CommonDirectory,
-        b"gitdir" if of == GitDirOwner::WorkTree => GitPathKind::Judged(GuardedContent::Place),
+        b"gitdir" if of == GitDirOwner::WorkTree => GitPathKind::Checked(GuardedContent::Path),
         b"locked" if of == GitDirOwner::WorkTree => DATA_KIND,
-        b"MERGE_RR" => GitPathKind::Judged(GuardedContent::Resolutions),
-        b"BISECT_START" => GitPathKind::Judged(GuardedContent::Start),
+        b"MERGE_RR" => GitPathKind::Checked(GuardedContent::Resolutions),
+        b"BISECT_START" => GitPathKind::Checked(GuardedContent::Start),
         name if REFERENCE_FILES.contains(name) => REFERENCE_KIND,
         _ if is_data(name) => DATA_KIND,
         b"4913" => GitPathKind::Trial,
@@ -270,12 +270,12 @@ fn classify_module(rest: &[&[u8]]) -> GitPathKind {
             && !(in_store && is_list_of_objects(beneath));
         match (this, found) {
             (GitPathKind::Guarded, _) if runs => return GitPathKind::Guarded,
-            (GitPathKind::Judged(_) | GitPathKind::Sample, GitPathKind::Judged(_) | GitPathKind::Sample)
+            (GitPathKind::Checked(_) | GitPathKind::Sample, GitPathKind::Checked(_) | GitPathKind::Sample)
                 if this != found =>
             {
                 return GitPathKind::Guarded;
             }
-            (GitPathKind::Judged(_) | GitPathKind::Sample, _) => found = this,
+            (GitPathKind::Checked(_) | GitPathKind::Sample, _) => found = this,
             (_, GitPathKind::Guarded) => found = this,
             // The name of a module, or of a part of it.
             (
@@ -327,8 +327,8 @@ mod tests {
     fn each_name_is_known_or_guarded() {
         let data = Some(DATA_KIND);
         let store = Some(GitPathKind::Data { in_store: true });
-        let settings = Some(GitPathKind::Judged(GuardedContent::Settings));
-        let index = Some(GitPathKind::Judged(GuardedContent::Index));
+        let settings = Some(GitPathKind::Checked(GuardedContent::Settings));
+        let index = Some(GitPathKind::Checked(GuardedContent::Index));
         let reference = Some(REFERENCE_KIND);
         for (path, part) in [
             (".git", Some(GitPathKind::Top)),
@@ -358,18 +358,18 @@ mod tests {
             (".git/rebase-merge/.git-rebase-todo.swp", data),
             (".git/rebase-merge/git-rebase-todo~", data),
             (".git/rebase-merge/4913", Some(GitPathKind::Trial)),
-            (".git/rebase-merge/git-rebase-todo", Some(GitPathKind::Judged(GuardedContent::Steps))),
+            (".git/rebase-merge/git-rebase-todo", Some(GitPathKind::Checked(GuardedContent::Steps))),
             (".git/rebase-merge/msgnum", Some(GitPathKind::Number)),
             (".git/rebase-merge/message.lock", data),
             (".git/worktrees/x", Some(GitPathKind::Directory)),
             (".git/worktrees/x/commondir", Some(GitPathKind::CommonDirectory)),
             (".git/worktrees/x/HEAD", reference),
             (".git/worktrees/x/index", index),
-            (".git/worktrees/x/gitdir", Some(GitPathKind::Judged(GuardedContent::Place))),
+            (".git/worktrees/x/gitdir", Some(GitPathKind::Checked(GuardedContent::Path))),
             (".git/worktrees/x/refs/bisect/bad", Some(GitPathKind::Reference)),
             (".git/ORIG_HEAD", reference),
             (".git/ORIG_HEAD.lock", data),
-            (".git/MERGE_RR", Some(GitPathKind::Judged(GuardedContent::Resolutions))),
+            (".git/MERGE_RR", Some(GitPathKind::Checked(GuardedContent::Resolutions))),
             (".git/MERGE_RR.lock", data),
             (".git/refs/heads/a/b", Some(GitPathKind::Reference)),
             (".git/refs/heads/a/b.lock", store),
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_or_leads_elsewhere_or_is_not_known_stays_guarded() {
+    fn executable_redirecting_and_unknown_settings_stay_guarded() {
         for path in [
             "hooks/pre-commit",
             "hooks/x/y.sample",

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_how_things_look_is_harmless_and_all_else_is_code() {
+    fn display_settings_are_harmless_and_all_others_are_code() {
         use ProjectFile::*;
         for (file, harmless, code) in [
             (
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_person_has_set_beyond_that_stays() {
+    fn further_settings_of_the_user_stay() {
         let token = &b"//registry.npmjs.org/:_authToken=x\n"[..];
         for there in [[token, token], [b"", token], [token, b""]] {
             let ContentVerdict::Carries { what, .. } = check_project_file(ProjectFile::Npm, there, b"fund=false\n")

@@ -309,7 +309,7 @@ fn leads_on(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>) -> bo
     }
     let Some(value) = setting.value.as_deref() else { return false };
     let is_relative = |value: &[u8]| !value.starts_with(b"/") && !value.starts_with(b"file:");
-    match local_place(path, value) {
+    match local_path(path, value) {
         Some(_) if is_relative(value) && !has_one_top(path, known) => false,
         Some(local) => (known.before.may_fetch)(&local),
         // The helper at the other end takes such a path for a home directory.
@@ -331,8 +331,10 @@ fn has_one_top(path: &[u8], known: &ParsedSettings<'_>) -> bool {
 pub fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = parse_settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
-    let places = of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?));
-    places.flat_map(|place| [b"" as &[u8], b".git", b"/.git"].map(|end| [&place[..], end].concat())).collect()
+    let referenced_paths = of_remotes.filter_map(|setting| local_path(path, setting.value.as_deref()?));
+    referenced_paths
+        .flat_map(|referenced_path| [b"" as &[u8], b".git", b"/.git"].map(|end| [&referenced_path[..], end].concat()))
+        .collect()
 }
 
 /// Returns whether a remote or a module in the settings `text` has an address that means another
@@ -343,29 +345,30 @@ pub fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
         let value = setting.value.as_deref().unwrap_or_default();
         is_address_key(&setting.key)
             && !value.starts_with(b"/")
-            && local_place(path, value).is_some()
+            && local_path(path, value).is_some()
             && !value.starts_with(b"file:")
     })
 }
 
 /// Returns the local path of an address in the settings at `path`, from its text alone.
-fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
-    let place = match address.strip_prefix(b"file://") {
+fn local_path(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
+    let referenced_path = match address.strip_prefix(b"file://") {
         // Git decodes escapes in such a path.
-        Some(place) => Some(place).filter(|place| place.starts_with(b"/") && !place.contains(&b'%'))?,
+        Some(referenced_path) => Some(referenced_path)
+            .filter(|referenced_path| referenced_path.starts_with(b"/") && !referenced_path.contains(&b'%'))?,
         None => Some(address).filter(|address| !address.starts_with(b"~"))?,
     };
-    let colon = place.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
-    let slash = place.iter().position(|b| *b == b'/').unwrap_or(place.len());
+    let colon = referenced_path.iter().position(|b| *b == b':').unwrap_or(usize::MAX);
+    let slash = referenced_path.iter().position(|b| *b == b'/').unwrap_or(referenced_path.len());
     if colon < slash {
         return None;
     }
     // Relative to the top of the work tree that contains the repository.
     let holder = parent_path(path);
     let top = if last_component(holder) == b".git" { parent_path(holder) } else { holder };
-    let start = if place.starts_with(b"/") { &b""[..] } else { top };
+    let start = if referenced_path.starts_with(b"/") { &b""[..] } else { top };
     let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
-    for part in place.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
+    for part in referenced_path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
         if part == b".." {
             parts.pop();
         } else {
@@ -390,12 +393,12 @@ fn is_harmless_remote(remote: &[u8], setting: &GitSetting, known: &ParsedSetting
 /// Returns whether the setting existed under another name of the same remote, which has just lost
 /// that name.
 fn is_renamed(remote: &[u8], setting: &GitSetting, known: &ParsedSettings<'_>, found: &[GitSetting]) -> bool {
-    let place = remote_addresses(found, remote);
+    let referenced_path = remote_addresses(found, remote);
     known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
         let name = old.subsection.as_deref().unwrap_or_default();
         old.section == "remote"
-            && !place.is_empty()
-            && remote_addresses(&known.now, name) == place
+            && !referenced_path.is_empty()
+            && remote_addresses(&known.now, name) == referenced_path
             && remote_addresses(found, name).is_empty()
     })
 }
@@ -432,16 +435,16 @@ fn is_address(address: &[u8]) -> bool {
         return false;
     }
     let scheme = address.windows(3).position(|part| part == b"://");
-    let (place, is_known) = match scheme {
+    let (referenced_path, is_known) = match scheme {
         Some(end) => (
             &address[end + 3..],
             matches!(&address[..end], b"https" | b"http" | b"ssh" | b"git" | b"file" | b"git+ssh" | b"ssh+git"),
         ),
         None => (address, true),
     };
-    let authority = place.split(|b| *b == b'/').next().unwrap_or(place);
+    let authority = referenced_path.split(|b| *b == b'/').next().unwrap_or(referenced_path);
     let host = authority.rsplit(|b| *b == b'@').next().unwrap_or(authority);
-    is_known && !place.starts_with(b"-") && !host.starts_with(b"-")
+    is_known && !referenced_path.starts_with(b"-") && !host.starts_with(b"-")
 }
 
 /// Returns whether a refspec writes only to the remote's own names, and to no branch of the user.
@@ -528,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_git_writes_every_day_passes() {
+    fn everyday_writes_of_git_pass() {
         for added in [
             "",
             "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n",
@@ -547,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_carry_code_does_not() {
+    fn no_code_in_files_that_could_carry_it() {
         for added in [
             "[core]\nhooksPath=x",
             "[CORE]\nHOOKSPATH=x",
@@ -658,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_and_a_signature_stay_what_the_person_set() {
+    fn a_push_and_a_signature_keep_the_users_settings() {
         let first = "[push]\n\tdefault = upstream\n[commit]\n\tgpgsign = true\n[branch \"m\"]\n\tremote = o\n\tmerge = refs/heads/m\n";
         let is_harmless = |new: &str| passes(first, first, new);
         assert!(is_harmless(first) && is_harmless(&format!("{first}[branch \"n\"]\nmerge = refs/heads/n\n")));
@@ -668,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_protect_the_person_is_not_given_up() {
+    fn rules_that_may_protect_the_user_are_kept() {
         for (weak, strict) in [
             ("[commit]\ngpgSign = false\n", ""),
             ("[Tag]\nGPGSIGN = no\n", ""),
@@ -702,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_judged_as_a_whole() {
+    fn omitted_text_is_assessed_as_a_whole() {
         let first = "[push]\n\tdefault = upstream\n";
         let values =
             |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
@@ -748,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_person_has_set_is_not_taken_away() {
+    fn settings_of_the_user_are_kept() {
         let first = "[core]\n\thooksPath = /safe\n\tautocrlf = input\n[branch \"x\"]\n\tother = y\n";
         for (removed_text, is_harmless) in
             [("\thooksPath = /safe\n", false), ("\tautocrlf = input\n", true), ("\tother = y\n", true)]
@@ -785,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_leads_to_what_the_run_may_not_read() {
+    fn no_address_reaches_unreadable_files() {
         let with = |url: &str| format!("[remote \"x\"]\n\turl = {url}\n");
         for (url, expected) in [
             ("/srv/x.git", true),
@@ -828,7 +831,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_said_of_a_key_stays_in_order() {
+    fn all_answers_for_a_key_stay_in_order() {
         let a = "[core]\n\thooksPath = a\n";
         let b = "[core]\n\thooksPath = b\n";
         let old = [a, b, a].concat();
@@ -839,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_name_places_in_the_work_tree() {
+    fn modules_name_paths_in_the_work_tree() {
         let check = |text: &str, expected: bool| {
             assert_eq!(check_change("/w/.gitmodules", "", text) == ContentVerdict::Harmless, expected, "{text}");
         };

@@ -56,7 +56,9 @@ impl GuardedPaths {
 
     /// Returns the paths beneath `from` with the prefix `to` instead.
     fn rename_prefix(self, from: &[u8], to: &[u8]) -> Self {
-        let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| replace_prefix(p, from, to)).collect();
+        let rename = |guarded_paths: BTreeSet<Vec<u8>>| {
+            guarded_paths.iter().filter_map(|p| replace_prefix(p, from, to)).collect()
+        };
         let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
         let (addresses, bare) = (rename(self.addresses), rename(self.bare));
         Self { targets, pins, directories, addresses, bare, ..self }
@@ -65,9 +67,9 @@ impl GuardedPaths {
     /// Returns the reason why the directory at `path` must stay in place. A directory that is
     /// removed no longer contains a link.
     fn refusal_to_move(&self, path: &[u8], is_removed: bool) -> Option<PermissionRefusal> {
-        let beneath = |places: &BTreeSet<Vec<u8>>| {
+        let beneath = |guarded_paths: &BTreeSet<Vec<u8>>| {
             let start = [path, b"/"].concat();
-            places.range(start.clone()..).next().filter(|place| place.starts_with(&start)).cloned()
+            guarded_paths.range(start.clone()..).next().filter(|guarded_path| guarded_path.starts_with(&start)).cloned()
         };
         if let Some(target) = beneath(&self.targets) {
             return Some(protected_refusal(&target, LINK_TARGET_REASON));
@@ -86,9 +88,9 @@ fn is_closed(survey: &Result<GuardedPaths, SurveyError>) -> bool {
 }
 
 /// Returns a path, and the end of its links.
-pub(super) fn with_end(view: RootView<'_>, place: &[u8]) -> Vec<Vec<u8>> {
-    let end = view.resolve_path(place).map(|chain| chain.end).filter(|end| end != place);
-    std::iter::once(place.to_vec()).chain(end).collect()
+pub(super) fn with_end(view: RootView<'_>, guarded_path: &[u8]) -> Vec<Vec<u8>> {
+    let end = view.resolve_path(guarded_path).map(|chain| chain.end).filter(|end| end != guarded_path);
+    std::iter::once(guarded_path.to_vec()).chain(end).collect()
 }
 
 /// The surveys of a run, one for each writable root. Each is made when it is first needed.
@@ -140,22 +142,25 @@ impl RunSurveys {
     /// location.
     pub fn pin_file(&mut self, path: &[u8]) {
         let of_path = self.trees.iter_mut().filter(|(root, _)| is_at_or_beneath(root, path));
-        of_path.filter_map(|(_, found)| found.as_mut().ok()).for_each(|places| _ = places.pins.insert(path.to_vec()));
+        of_path
+            .filter_map(|(_, found)| found.as_mut().ok())
+            .for_each(|guarded_paths| _ = guarded_paths.pins.insert(path.to_vec()));
     }
 
     /// Records paths that the settings of a repository name as remotes.
     pub fn add_addresses(&mut self, view: RootView<'_>, addresses: &[Vec<u8>]) {
-        let all: Vec<Vec<u8>> = addresses.iter().flat_map(|place| with_end(view, place)).collect();
+        let all: Vec<Vec<u8>> = addresses.iter().flat_map(|guarded_path| with_end(view, guarded_path)).collect();
         for (root, found) in &mut self.trees {
             let Ok(found) = found else { continue };
-            found.addresses.extend(all.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
+            found.addresses.extend(all.iter().filter(|guarded_path| is_at_or_beneath(root, guarded_path)).cloned());
         }
     }
 
     /// Returns the paths of remotes beneath `path`.
     pub fn addresses_beneath(&self, path: &[u8]) -> impl Iterator<Item = &Vec<u8>> {
-        let is_beneath = move |place: &&Vec<u8>| place.len() > path.len() && is_at_or_beneath(path, place);
-        self.found_paths().flat_map(|places| &places.addresses).filter(is_beneath)
+        let is_beneath =
+            move |guarded_path: &&Vec<u8>| guarded_path.len() > path.len() && is_at_or_beneath(path, guarded_path);
+        self.found_paths().flat_map(|guarded_paths| &guarded_paths.addresses).filter(is_beneath)
     }
 
     /// Returns the reason why only a directory may be put at `path`: git fetches from there and
@@ -166,16 +171,18 @@ impl RunSurveys {
         let leads_here =
             |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
         self.found_paths()
-            .any(|places| places.addresses.iter().any(leads_here))
+            .any(|guarded_paths| guarded_paths.addresses.iter().any(leads_here))
             .then(|| PermissionRefusal::until_write(path, "the place of a remote, from which git fetches"))
     }
 
     /// Guards the parts of a `workspace` that is itself a repository.
     pub fn guard_parts_of(&mut self, workspace: &[u8]) {
         let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
-        for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
-            if places.bare.contains(workspace) {
-                places.targets.extend(BARE_REPOSITORY_NAMES.names().map(|part| join_name(workspace, part.as_bytes())));
+        for guarded_paths in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
+            if guarded_paths.bare.contains(workspace) {
+                guarded_paths
+                    .targets
+                    .extend(BARE_REPOSITORY_NAMES.names().map(|part| join_name(workspace, part.as_bytes())));
             }
         }
     }
@@ -184,7 +191,7 @@ impl RunSurveys {
     /// settings of the host contain the latter path. `host` is the host's root directory.
     pub fn complete_on_host(&mut self, host: RootView<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
         let found = self.survey_tree(host, (tree, &[tree.to_vec()]), names);
-        self.trees.push((inside.to_vec(), found.map(|places| places.rename_prefix(tree, inside))));
+        self.trees.push((inside.to_vec(), found.map(|guarded_paths| guarded_paths.rename_prefix(tree, inside))));
     }
 
     /// Returns whether the tree at `root` was surveyed.
@@ -219,8 +226,8 @@ impl RunSurveys {
             }
             true
         };
-        let place = self.named_by_user().find(is_there)?;
-        Some(protected_refusal(&join_name(top, place), LINK_TARGET_REASON))
+        let guarded_path = self.named_by_user().find(is_there)?;
+        Some(protected_refusal(&join_name(top, guarded_path), LINK_TARGET_REASON))
     }
 
     /// Returns the reason to refuse this operation on `path`, if the user's settings name it, or an
@@ -253,7 +260,9 @@ impl RunSurveys {
     pub fn names_in_work_tree(&self, view: RootView<'_>, repository: &[u8], top: &[u8]) -> bool {
         let cache = SettingsCache::new(self.settings.as_ref().and_then(|settings| settings.home.clone()));
         let named = named_by_repository(view, repository, top, &cache);
-        named.map_or(true, |places| places.iter_paths().any(|place| is_at_or_beneath(top, place)))
+        named.map_or(true, |guarded_paths| {
+            guarded_paths.iter_paths().any(|guarded_path| is_at_or_beneath(top, guarded_path))
+        })
     }
 
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed
@@ -275,22 +284,25 @@ impl RunSurveys {
 
     /// Returns the guarded paths at and beneath `root`, and the directories that are repositories.
     pub fn guarded_beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-        let (mut places, mut repositories) = (Vec::new(), Vec::new());
+        let (mut guarded_paths, mut repositories) = (Vec::new(), Vec::new());
         for found in self.found_paths() {
-            places.extend(found.targets.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
-            repositories.extend(found.directories.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
+            guarded_paths
+                .extend(found.targets.iter().filter(|guarded_path| is_at_or_beneath(root, guarded_path)).cloned());
+            repositories
+                .extend(found.directories.iter().filter(|guarded_path| is_at_or_beneath(root, guarded_path)).cloned());
         }
-        (places, repositories)
+        (guarded_paths, repositories)
     }
 
     /// Returns the kind of `path` in a repository that is not called `.git` and is beneath the
     /// writable root of `root_length` bytes.
     pub fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPathKind> {
-        if self.found_paths().all(|places| places.bare.is_empty()) {
+        if self.found_paths().all(|guarded_paths| guarded_paths.bare.is_empty()) {
             return None;
         }
         let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length);
-        let end = ends.find(|end| self.found_paths().any(|places| places.bare.contains(&path[..*end])))?;
+        let end =
+            ends.find(|end| self.found_paths().any(|guarded_paths| guarded_paths.bare.contains(&path[..*end])))?;
         Some(GitPathKind::in_bare(&path[end..]))
     }
 
@@ -303,7 +315,7 @@ impl RunSurveys {
     /// `path`.
     pub fn find_refusal(&self, root_length: usize, path: &[u8]) -> Option<PermissionRefusal> {
         self.trees.iter().find_map(|(tree, survey)| match survey {
-            Ok(places) => places.find_refusal(root_length, path),
+            Ok(guarded_paths) => guarded_paths.find_refusal(root_length, path),
             Err(error) => (root_length <= tree.len() && is_at_or_beneath(tree, path))
                 .then(|| PermissionRefusal::until_write(path, error.to_string())),
         })
@@ -328,25 +340,25 @@ impl RunSurveys {
     /// Returns the reason why the directory at `path` must stay in place or must not be removed
     /// when empty.
     pub fn refusal_to_move(&self, path: &[u8], is_removed: bool) -> Option<PermissionRefusal> {
-        self.found_paths().find_map(|places| places.refusal_to_move(path, is_removed))
+        self.found_paths().find_map(|guarded_paths| guarded_paths.refusal_to_move(path, is_removed))
     }
 
     /// Returns the state of the repository in the directory of `path` when it was surveyed.
     pub fn repository_state(&self, view: RootView<'_>, path: &[u8]) -> Option<RepositoryState> {
         let stat = view.stat_path(parent_path(path)).ok()?;
         let key = (stat.st_dev, stat.st_ino);
-        self.found_paths().find_map(|places| places.repositories.get(&key).copied())
+        self.found_paths().find_map(|guarded_paths| guarded_paths.repositories.get(&key).copied())
     }
 
     /// Returns whether a file of the trees has a guarded name and other names.
     pub fn has_linked(&self) -> bool {
-        self.found_paths().any(|places| !places.linked.is_empty())
+        self.found_paths().any(|guarded_paths| !guarded_paths.linked.is_empty())
     }
 
     /// Returns whether this file has a guarded name and other names.
     pub fn is_linked(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
-        self.found_paths().any(|places| places.linked.contains(&key))
+        self.found_paths().any(|guarded_paths| guarded_paths.linked.contains(&key))
     }
 }
 
@@ -356,19 +368,22 @@ mod tests {
     use stockade_model::Grant;
 
     #[test]
-    fn targets_reach_down_and_hold_what_is_above() {
-        let mut places = GuardedPaths::default();
-        places.targets.insert(b"/ws/real/vs".to_vec());
-        places.pins.insert(b"/ws/sub/.cargo".to_vec());
-        let refused = |path: &str| places.find_refusal(3, path.as_bytes()).map(|refusal| refusal.grant);
+    fn targets_include_descendants_and_protect_ancestors() {
+        let mut guarded_paths = GuardedPaths::default();
+        guarded_paths.targets.insert(b"/ws/real/vs".to_vec());
+        guarded_paths.pins.insert(b"/ws/sub/.cargo".to_vec());
+        let refused = |path: &str| guarded_paths.find_refusal(3, path.as_bytes()).map(|refusal| refusal.grant);
         let grant = |path: &str| Some(Some(Grant::Write(path.into())));
         assert_eq!(refused("/ws/real/vs/tasks.json"), grant("/ws/real/vs"));
         assert_eq!(refused("/ws/real/vs"), grant("/ws/real/vs"));
         assert_eq!(refused("/ws/real/vsx"), None);
-        assert!(places.find_refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(), "a grant for the place itself");
-        let stays = |path: &str| places.refusal_to_move(path.as_bytes(), false).is_some();
+        assert!(
+            guarded_paths.find_refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(),
+            "a grant for the place itself"
+        );
+        let stays = |path: &str| guarded_paths.refusal_to_move(path.as_bytes(), false).is_some();
         assert!(stays("/ws/real") && stays("/ws/sub") && stays("/ws"));
-        let removed = |path: &str| places.refusal_to_move(path.as_bytes(), true).is_some();
+        let removed = |path: &str| guarded_paths.refusal_to_move(path.as_bytes(), true).is_some();
         assert!(removed("/ws/real") && !removed("/ws/sub"));
         assert!(!stays("/ws/real/vs") && !stays("/ws/sub/.cargo") && !stays("/ws/su"));
     }

@@ -92,7 +92,7 @@ fn every_entry_has_examples_that_hold() {
 }
 
 #[test]
-fn the_base_is_as_wide_as_told() {
+fn the_base_has_its_declared_width() {
     let programs = commands::NAMES.iter().filter(|(name, ..)| !name.contains(' ')).count();
     assert!(programs >= 300, "{programs} programs");
     let git = commands::NAMES.iter().filter(|(name, ..)| name.starts_with("git ")).count();
@@ -111,7 +111,7 @@ fn harm_wins_over_inert() {
 }
 
 #[test]
-fn what_has_no_meaning_is_refused() {
+fn meaningless_options_are_refused() {
     for body in [
         "flag = \"-x\"\n",
         "operands = \"thing\"\n",
@@ -240,7 +240,7 @@ const ABUSES: &[&str] = &[
 
 /// Checks that no abuse of an allowed program is allowed.
 #[test]
-fn what_is_allowed_is_not_when_it_is_abused() {
+fn allowed_commands_are_not_allowed_when_abused() {
     let context = context();
     let (mut entries, mut count) = (0, 0);
     let mut faults = Vec::new();

@@ -19,17 +19,17 @@ pub(super) fn check_confined(classifier: &mut Classifier, arguments: &[ExpandedA
 
 /// Reports a value that leads out of the workspace, for a command that changes a repository. Its
 /// other words are text, or names within the repository.
-pub(super) fn check_places(classifier: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments) {
+pub(super) fn check_paths(classifier: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments) {
     if !entry.does.contains(&OptionEffect::Repository) {
         return;
     }
     let values = parsed
         .values
         .iter()
-        .filter(|value| matches!(value.kind, ValueKind::Place | ValueKind::Read))
+        .filter(|value| matches!(value.kind, ValueKind::Destination | ValueKind::Read))
         .map(|value| &value.value);
     let kinds = (0..).map(|index| entry.operand_at(index).map(|operand| operand.kind));
-    let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(ValueKind::Place));
+    let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(ValueKind::Destination));
     let is_inside = |argument: &&ExpandedArgument| {
         let path =
             argument.literal_value().and_then(|text| paths::make_absolute(&text, classifier.scope.cwd.as_deref()));

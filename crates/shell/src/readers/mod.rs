@@ -206,7 +206,7 @@ fn classify_arguments(
     if changes {
         confined::check_confined(classifier, arguments);
     }
-    confined::check_places(classifier, entry, &parsed);
+    confined::check_paths(classifier, entry, &parsed);
     settings::classify_config_write(classifier, entry, &parsed, at);
     if let Some(source) = source_path(entry, &parsed) {
         takes_commits(classifier, source, at);

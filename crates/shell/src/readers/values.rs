@@ -57,7 +57,7 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         }
         ValueKind::Text if !value.is_glob() && value.is_one_text(is_public) => {}
         // The location is classified with all words of the command.
-        ValueKind::Place | ValueKind::Setting => classify_text(classifier, value),
+        ValueKind::Destination | ValueKind::Setting => classify_text(classifier, value),
         ValueKind::Format | ValueKind::Assignment | ValueKind::Text => classify_text(classifier, value),
         ValueKind::Sed | ValueKind::Awk | ValueKind::Jq => little_languages::accept_program(classifier, kind, value),
         ValueKind::Variable => public_variable(classifier, value),

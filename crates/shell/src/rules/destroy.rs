@@ -201,11 +201,11 @@ fn classify_move(classifier: &mut Classifier, invocation: &Invocation) {
     }
     for operand in &operands {
         let Some(path) = classifier.absolute_path(operand) else { continue };
-        let place = paths::locate_path(&path, classifier.context);
-        if matches!(place, PathLocation::Ancestor | PathLocation::System) {
+        let location = paths::locate_path(&path, classifier.context);
+        if matches!(location, PathLocation::Ancestor | PathLocation::System) {
             let message = "Moves a home directory or a part of the system away.";
             classifier.record_denial("destroys-system", message, invocation.span);
-        } else if paths::is_log(&path) && place != PathLocation::Workspace {
+        } else if paths::is_log(&path) && location != PathLocation::Workspace {
             classifier.record_denial("wipes-log", "Moves logs or histories away.", invocation.span);
         }
     }
