@@ -1,171 +1,150 @@
-//! Finds where every table of the knowledge base stands, so that nothing has to
-//! be searched for when a command is judged. What a table says is read when its
-//! program is first met. The table of denied uses is made into code whole: one
-//! that cannot be read is an error here and not a rule that is missing.
+//! Makes code of the knowledge base, so that nothing has to be parsed when a command is classified.
+//! A table that cannot be read is an error here and not a rule that is missing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
 
-#[path = "build/impacts.rs"]
-mod impacts;
-#[path = "build/lists.rs"]
-mod lists;
-#[allow(dead_code, reason = "shared with the crate, which reads tables as well")]
-#[path = "src/knowledge/text.rs"]
-mod text;
+use serde::Deserialize;
+use toml::Table;
 
-use text::TableValue;
+#[path = "build/entries.rs"]
+mod entries;
+#[allow(dead_code, reason = "shared with the crate")]
+#[path = "src/knowledge/kinds.rs"]
+mod kinds;
+#[path = "../effects/build/tables.rs"]
+mod tables;
 
-/// Makes the code of a table from its text.
-type TableCode = fn(&'static str) -> Result<String, String>;
+use entries::{CodeList, parse_entry, same_names};
+use tables::{TableIndex, index_code, index_programs, list_code, parse_table, read_tables, words};
 
 /// Files in the directory that are no families of programs.
-const OTHERS: &[&str] = &["hazards", "impacts", "lists", "neutralise"];
+const OTHERS: &[&str] = &["hazards", "lists", "neutralise"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HazardTable {
+    programs: String,
+    #[serde(default)]
+    needs: Vec<String>,
+    #[serde(default)]
+    unless: String,
+    code: String,
+}
+
+/// Settings that a run must neutralise.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct SanitizeSet {
+    remove: CodeList<String>,
+    environment: CodeList<String>,
+    config: CodeList<String>,
+    repository: bool,
+    rustup: bool,
+    quiet: bool,
+}
 
 fn main() -> io::Result<()> {
-    println!("cargo::rerun-if-changed=knowledge");
-    println!("cargo::rerun-if-changed=build");
-    println!("cargo::rerun-if-changed=src/knowledge/text.rs");
-    let root = env::var("CARGO_MANIFEST_DIR").map_err(io::Error::other)?;
+    for path in ["knowledge", "build", "src/knowledge/kinds.rs", "../effects/build/tables.rs"] {
+        println!("cargo::rerun-if-changed={path}");
+    }
+    let knowledge = Path::new(&env::var("CARGO_MANIFEST_DIR").map_err(io::Error::other)?).join("knowledge");
     let out = env::var("OUT_DIR").map_err(io::Error::other)?;
-    let mut families = Vec::new();
-    for file in fs::read_dir(Path::new(&root).join("knowledge"))? {
+    let codes = [
+        ("commands", commands_code(&knowledge)?),
+        ("hazards", hazards_code(&knowledge.join("hazards.toml"))?),
+        ("lists", lists_code(&knowledge.join("lists.toml"))?),
+        ("sanitize_sets", sanitize_code(&knowledge.join("neutralise.toml"))?),
+    ];
+    codes.into_iter().try_for_each(|(name, code)| fs::write(Path::new(&out).join(format!("{name}.rs")), code))
+}
+
+fn commands_code(knowledge: &Path) -> io::Result<String> {
+    let mut all: BTreeMap<String, Table> = BTreeMap::new();
+    for file in fs::read_dir(knowledge)? {
         let path = file?.path();
         let family = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if path.extension().is_some_and(|e| e == "toml") && !OTHERS.contains(&family.as_str()) {
-            families.push((family, path));
-        }
-    }
-    families.sort();
-    let mut slots: Vec<(String, String, usize, usize, usize)> = Vec::new();
-    let mut code = String::new();
-    for (number, (family, path)) in families.iter().enumerate() {
-        // By the place that the compiler is told, not by the one that this saw: what was
-        // built is the same wherever the source stands.
-        let _ = writeln!(
-            code,
-            "const FILE_{number}: &str = include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/knowledge/{family}.toml\"));"
-        );
-        let content: &'static str = fs::read_to_string(path)?.leak();
-        for (name, body) in text::parse_tables(content) {
-            let start = body.as_ptr() as usize - content.as_ptr() as usize;
-            for other in std::iter::once(name).chain(further_names(name, body)) {
-                slots.push((other.to_owned(), name.to_owned(), number, start, start + body.len()));
+            for (name, table) in read_tables(&path)? {
+                assert!(all.insert(name.clone(), table).is_none(), "{name} is there twice");
             }
         }
-        assert!(!family.is_empty());
     }
-    slots.sort();
-    let names: Vec<String> = families.iter().enumerate().map(|(n, (f, _))| format!("({f:?}, FILE_{n})")).collect();
-    let _ = writeln!(code, "#[cfg(test)]\nconst FILES: &[(&str, &str)] = &[{}];", names.join(", "));
-    let _ = writeln!(code, "static SLOTS: [TableSlot; {}] = [", slots.len());
-    for (name, canonical, file, start, end) in &slots {
-        let _ = writeln!(code, "    TableSlot::new({name:?}, {canonical:?}, FILE_{file}, {start}, {end}),");
-    }
-    code.push_str("];\n");
-    fs::write(Path::new(&out).join("index.rs"), code)?;
-    let tables: [(&str, TableCode); 3] =
-        [("hazards", hazards_code), ("impacts", impacts::code), ("lists", lists::code)];
-    for (name, code) in tables {
-        let text = fs::read_to_string(Path::new(&root).join(format!("knowledge/{name}.toml")))?;
-        let code = code(text.leak()).map_err(|fault| io::Error::other(format!("{name}.toml: {fault}")))?;
-        fs::write(Path::new(&out).join(format!("{name}.rs")), code)?;
-    }
-    Ok(())
-}
-
-/// The table of denied uses as code: the uses, and where a program's stand.
-fn hazards_code(content: &'static str) -> Result<String, String> {
-    let mut lists = BTreeMap::new();
-    let mut uses = String::new();
-    let (mut names, mut beginnings) = (Vec::new(), Vec::new());
-    let mut count = 0;
-    for (table, body) in text::parse_tables(content) {
-        let pairs: Vec<(&str, TableValue)> =
-            text::parse_pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
-        if table == "lists" {
-            for (name, value) in pairs {
-                let TableValue::Text(words) = value else { return Err(format!("[lists]: {name}")) };
-                lists.insert(name, words);
-            }
-            continue;
+    let (mut names, mut specs) = (BTreeMap::new(), Vec::new());
+    for (name, table) in all.iter().filter(|(name, _)| !name.starts_with('@')) {
+        let spec = parse_entry(table, &|group| all.get(group));
+        let spec = spec.map_err(|fault| io::Error::other(format!("[{name}]: {fault}")))?;
+        for other in std::iter::once(name.as_str()).chain(same_names(name, table)) {
+            assert!(names.insert(other, (name, specs.len())).is_none(), "{other} is there twice");
         }
-        let (programs, code) = one_hazard(pairs, &lists).map_err(|fault| format!("[{table}]: {fault}"))?;
-        index(programs, count, &mut names, &mut beginnings).map_err(|program| format!("[{table}]: {program}"))?;
-        uses.push_str(&code);
-        count += 1;
+        specs.push(format!("{spec:?}"));
     }
-    names.sort_unstable();
-    beginnings.sort_unstable();
+    let names: Vec<_> = names.into_iter().map(|(name, (canonical, spec))| (name, canonical, spec)).collect();
     Ok(format!(
-        "static HAZARDS: [Hazard; {count}] = [\n{uses}];\npub(crate) const BY_NAME: [(&str, usize); {}] = {names:?};\npub(crate) const BY_BEGINNING: [(&str, usize); {}] = {beginnings:?};\n",
-        names.len(),
-        beginnings.len(),
+        "pub(super) static NAMES: &[(&str, &str, usize)] = &{names:?};\npub(super) static SPECS: &[CommandSpec] = {};\n",
+        list_code(specs)
     ))
 }
 
-/// Notes under which names a table stands; a name with `*` at its end is a beginning.
-fn index(
-    programs: &'static str,
-    table: usize,
-    names: &mut Vec<(&'static str, usize)>,
-    beginnings: &mut Vec<(&'static str, usize)>,
-) -> Result<(), &'static str> {
-    for program in programs.split_ascii_whitespace() {
-        match program.strip_suffix('*') {
-            Some(beginning) if beginning.len() > 1 && !beginning.contains(['*', '?']) => {
-                beginnings.push((beginning, table))
-            }
-            None if program.len() > 1 && !program.contains('?') => names.push((program, table)),
-            _ => return Err(program),
-        }
-    }
-    Ok(())
+fn sanitize_code(path: &Path) -> io::Result<String> {
+    let set_code = |(name, mut table): (String, Table)| {
+        table.remove("source");
+        Ok(format!("({name:?}, {:?})", parse_table::<SanitizeSet>(&name, table)?))
+    };
+    let sets = read_tables(path)?.into_iter().map(set_code).collect::<io::Result<Vec<_>>>()?;
+    Ok(format!("static SANITIZE_SETS: &[(&str, SanitizeSet)] = {};\n", list_code(sets)))
 }
 
-/// The programs of one denied use, and the use as code.
-fn one_hazard(
-    pairs: Vec<(&str, TableValue)>,
-    lists: &BTreeMap<&str, &'static str>,
-) -> Result<(&'static str, String), String> {
-    let (mut programs, mut code) = ("", "");
-    let (mut needs, mut unless) = (Vec::new(), Vec::new());
-    for (key, value) in pairs {
-        match (key, value) {
-            ("programs", TableValue::Text(text)) => programs = text,
-            ("needs", TableValue::List(groups)) => {
-                needs = groups.into_iter().map(|group| words(group, lists)).collect::<Result<_, _>>()?;
-            }
-            ("unless", TableValue::Text(text)) => unless = words(text, lists)?,
-            ("code", TableValue::Text(text)) => code = text,
-            (key, _) => return Err(key.to_owned()),
+fn hazards_code(path: &Path) -> io::Result<String> {
+    let (mut lists, mut messages, mut uses) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut names, mut beginnings) = (TableIndex::new(), TableIndex::new());
+    for (name, table) in read_tables(path)? {
+        if let Some(texts) =
+            [("lists", &mut lists), ("messages", &mut messages)].into_iter().find(|(own, _)| *own == name)
+        {
+            *texts.1 = parse_table::<BTreeMap<String, String>>(&name, table)?;
+            continue;
         }
+        let hazard: HazardTable = parse_table(&name, table)?;
+        assert!(!hazard.programs.is_empty(), "[{name}] names no program");
+        index_programs(&hazard.programs, uses.len(), &mut names, &mut beginnings);
+        let all_words = |text: &str| -> String {
+            let of_word = |word: &str| match word.strip_prefix('@') {
+                Some(list) => words(&lists[list]).into_iter().map(str::to_owned).collect(),
+                None => vec![word.to_owned()],
+            };
+            format!("&{:?}", words(text).into_iter().flat_map(of_word).collect::<Vec<_>>())
+        };
+        assert!(hazard.needs.iter().all(|group| !words(group).is_empty()), "[{name}] has an empty group");
+        let needs = list_code(hazard.needs.iter().map(|group| all_words(group)));
+        let unless = all_words(&hazard.unless);
+        uses.push(format!(
+            "Hazard {{ needs: {needs}, unless: {unless}, code: {:?}, message: {:?} }}",
+            hazard.code, messages[&hazard.code]
+        ));
     }
-    if programs.is_empty() || code.is_empty() || needs.iter().any(Vec::is_empty) {
-        return Err("says too little".to_owned());
-    }
-    let needs: Vec<String> = needs.iter().map(|group| format!("&{group:?}")).collect();
-    Ok((programs, format!("    Hazard {{ needs: &[{}], unless: &{unless:?}, code: {code:?} }},\n", needs.join(", "))))
+    Ok(format!("static HAZARDS: &[Hazard] = {};\n{}", list_code(uses), index_code(names, beginnings)))
 }
 
-/// The words of a group, with named lists put in.
-fn words(group: &'static str, lists: &BTreeMap<&str, &'static str>) -> Result<Vec<&'static str>, String> {
-    let mut out = Vec::new();
-    for word in group.split_ascii_whitespace() {
-        match word.strip_prefix('@') {
-            Some(list) => out.extend(lists.get(list).ok_or(word)?.split_ascii_whitespace()),
-            None => out.push(word),
+fn lists_code(path: &Path) -> io::Result<String> {
+    let mut code = String::new();
+    for (kind, table) in read_tables(path)? {
+        for (key, rows) in parse_table::<BTreeMap<String, Vec<String>>>(&kind, table)? {
+            assert!(!rows.is_empty() && !rows.contains(&String::new()), "[{kind}]: {key} is empty");
+            let use_code = |row: &String| {
+                let row = words(row);
+                format!("({:?}, &{:?})", row[0], &row[1..])
+            };
+            let (kind, list) = match kind.as_str() {
+                "words" => ("&[&str]", format!("&{:?}", rows.iter().flat_map(|row| words(row)).collect::<Vec<_>>())),
+                "texts" => ("&[&str]", format!("&{rows:?}")),
+                "uses" => ("&[(&str, &[&str])]", list_code(rows.iter().map(use_code))),
+                other => return Err(io::Error::other(format!("[{other}] is no kind of lists"))),
+            };
+            let _ = writeln!(code, "pub(crate) const {}: {kind} = {list};", key.to_ascii_uppercase());
         }
     }
-    Ok(out)
-}
-
-/// Other names of a table: its first key. Names of subcommands hold a blank, so
-/// that commas part them.
-fn further_names(name: &str, body: &'static str) -> impl Iterator<Item = &'static str> {
-    let same = body.strip_prefix("same = \"").and_then(|rest| rest.split('"').next()).unwrap_or_default();
-    let separator = if name.contains(' ') { ',' } else { ' ' };
-    same.split(separator).map(str::trim).filter(|other| !other.is_empty())
+    Ok(code)
 }

@@ -3,12 +3,13 @@
 //! This module must not depend on the sandbox.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use stockade_model::{EgressRules, Host, HostName, NetworkTarget};
+use stockade_sys::net::is_own_address;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -149,17 +150,8 @@ fn select_allowed_addresses(
 /// Returns why an address may not be dialled for this target. An address of this machine counts as
 /// special too.
 fn special_here(address: IpAddr, target: &NetworkTarget, rules: &EgressRules) -> Option<&'static str> {
-    let own = || (is_own(address) && !rules.lists_special(address, target.port)).then_some("this machine");
+    let own = || (is_own_address(address) && !rules.lists_special(address, target.port)).then_some("this machine");
     rules.may_dial(target, address).err().or_else(own)
-}
-
-/// Returns whether the address belongs to this machine. Then a datagram socket can be bound to it.
-/// If the kernel binds to any address, the result is false; an address for documentation detects
-/// that case.
-pub fn is_own(address: IpAddr) -> bool {
-    let binds = |address: &str| address.parse().is_ok_and(|a: IpAddr| UdpSocket::bind((a, 0)).is_ok());
-    let probe = if address.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
-    UdpSocket::bind((address, 0)).is_ok() && !binds(probe)
 }
 
 /// Connects to the first address that answers, each with a head start over the next. The error is
@@ -258,11 +250,5 @@ mod tests {
     async fn no_name_no_route() {
         let error = go(&[], &[], "nothing.test:80").await.unwrap_err();
         assert_eq!(error.errno(), Errno::HOSTUNREACH);
-    }
-
-    #[test]
-    fn addresses_of_this_machine_are_special() {
-        assert!(is_own(IpAddr::V4(Ipv4Addr::LOCALHOST)));
-        assert!(!is_own("1.1.1.1".parse().unwrap()));
     }
 }

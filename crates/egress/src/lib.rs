@@ -33,7 +33,7 @@ mod tunnel;
 mod upstream;
 
 pub use arrivals::AnnouncedConnection;
-pub use dial::{DialError, is_own};
+pub use dial::DialError;
 pub use egress_proxy::{ConnectOrder, EgressProxy, EgressProxyError, PendingDial};
 pub use interception::{InterceptionError, PreparedInterception, TRUST_VARIABLES, TrustRoots};
 pub use limits::EgressLimitReached;

@@ -5,7 +5,7 @@
 //! log.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
@@ -194,14 +194,14 @@ impl NativeBackend {
         (options, lease): (&LaunchOptions, Option<&CacheLease>),
     ) -> AttemptPermissions {
         let mut powers = derive_permissions(plan, launching);
-        powers.read_late(&options.late);
+        powers.late.extend(&options.late);
         if let Some(lease) = lease {
-            powers.keep_read_only(&lease.read_only);
-            powers.layered_at(lease.layer_paths());
-            powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
+            powers.read_only.extend(&lease.read_only);
+            powers.layers.extend(lease.layer_paths());
+            powers.merged.extend(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| &m.directory));
         }
         if self.connector.is_some() {
-            powers.in_own_network(self.served.clone());
+            powers.own_network = Some(self.served.clone());
         }
         powers
     }
@@ -332,20 +332,19 @@ pub(crate) fn build_proxy_options(
 pub(crate) fn launched_powers(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = AttemptPermissions::new(plan, private);
-    powers.allow_by_kernel(launching.kernel_enforced_trees());
+    powers.kernel_allowed.extend(launching.kernel_enforced_trees());
     powers
 }
 
 /// Returns the powers of the broker for this sandbox.
 fn derive_permissions(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let mut powers = launched_powers(plan, launching);
-    if is_staged(plan) {
-        powers.mark_staged();
-    }
+    powers.staged = is_staged(plan);
     if plan.level == IsolationLevel::Full {
         // A path that an approval of the command covers has no mount of its own either.
         let agreed = plan.effects.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
-        powers.not_attached(launching.missing_paths().iter().cloned().chain(agreed.map(Path::to_owned)));
+        powers.unattached.extend(launching.missing_paths());
+        powers.unattached.extend(agreed);
     }
     powers
 }

@@ -19,38 +19,55 @@ use crate::reachable_targets::EgressReach;
 
 mod late;
 mod names;
+mod path_set;
+
+pub use path_set::PathSet;
 
 /// The powers of one attempt.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptPermissions {
     workspace: Vec<u8>,
-    writable: Vec<Vec<u8>>,
-    private: Vec<Vec<u8>>,
-    hidden: Vec<Vec<u8>>,
-    revealed: Vec<Vec<u8>>,
-    sockets: Vec<Vec<u8>>,
+    /// Writable roots.
+    pub writable: PathSet,
+    private: PathSet,
+    /// Hidden paths.
+    pub hidden: PathSet,
+    revealed: PathSet,
+    sockets: PathSet,
     names: GuardedNames,
     parts: TrustedParts,
-    unattached: Vec<Vec<u8>>,
-    kernel_allowed: Vec<Vec<u8>>,
-    added: Vec<Vec<u8>>,
-    staged: Option<Vec<u8>>,
+    /// Writable roots that did not exist when the sandbox's root was built. Its mounts are
+    /// read-only there, so allowed operations must run in the supervisor's mount namespace.
+    pub unattached: PathSet,
+    /// Private trees in which Landlock lets the command make any object, see `PrivateTree` of the
+    /// native backend.
+    pub kernel_allowed: PathSet,
+    /// Writable roots that were added while the attempt ran.
+    pub added: PathSet,
+    /// True if the workspace is an overlay. Operations in it must not run in the supervisor's mount
+    /// namespace, because that would change the workspace itself.
+    pub staged: bool,
     /// True if git's writes are judged by their content. Only a broker can do that.
     checks_content: bool,
-    /// See [`keep_read_only`](Self::keep_read_only).
-    read_only: Vec<Vec<u8>>,
-    /// See [`merged_at`](Self::merged_at).
-    merged: Vec<Vec<u8>>,
-    /// See [`layered_at`](Self::layered_at).
-    layers: Vec<Vec<u8>>,
-    /// See [`stay_inside`](Self::stay_inside).
-    inside: bool,
-    /// See [`workspace_lies_at`](Self::workspace_lies_at).
-    host_workspace: Option<Vec<u8>>,
-    /// See [`in_own_network`](Self::in_own_network).
+    /// Files that a tool does not need. They cannot be written, and the approver is not asked.
+    pub read_only: PathSet,
+    /// Directories under a layer, of which only a part may be written. The rest is the host's, with
+    /// other inode numbers.
+    pub merged: PathSet,
+    /// Trees in which earlier runs wrote. A path in such a tree may name another program than on
+    /// the host.
+    pub layers: PathSet,
+    /// True if operations must not run in the supervisor's mount namespace, because paths of the
+    /// sandbox name other objects there.
+    pub inside: bool,
+    /// The directory of the host that is the sandbox's workspace, if its path is another one. The
+    /// user's links and settings contain that path.
+    pub host_workspace: Option<Vec<u8>>,
+    /// Ports of the host on which servers listen, if the surrounding network is the sandbox's own
+    /// although its level has none. Servers in it are not restricted.
     pub own_network: Option<BTreeSet<u16>>,
-    /// See [`read_late`](Self::read_late).
-    late: Vec<Vec<u8>>,
+    /// Writable roots that the kernel does not let the run read.
+    pub late: PathSet,
     /// True if reads are recorded. This decides nothing.
     pub traced: bool,
     /// Sockets of ssh agents.
@@ -87,9 +104,14 @@ impl PermissionRefusal {
         Self { rule: rule.into(), grant: None }
     }
 
+    /// Makes a refusal that this grant lifts.
+    pub fn until(grant: Grant, rule: impl Into<String>) -> Self {
+        Self { rule: rule.into(), grant: Some(grant) }
+    }
+
     /// Makes a refusal that a grant to write to `path` lifts.
     pub fn until_write(path: &[u8], rule: impl Into<String>) -> Self {
-        Self { rule: rule.into(), grant: Some(Grant::Write(to_path(path))) }
+        Self::until(Grant::Write(to_path(path)), rule)
     }
 }
 
@@ -114,11 +136,11 @@ impl AttemptPermissions {
         let files = &plan.profile.filesystem;
         let mut powers = Self {
             workspace: normalize_path(plan.workspace.as_path()),
-            writable: normal_all(&files.write),
-            private: private.into_iter().map(|p| normalize_path(p.as_ref())).collect(),
-            hidden: normal_all(&files.hide),
-            revealed: normal_all(&files.reveal),
-            sockets: normal_all(&files.sockets),
+            writable: paths_of(&files.write),
+            private: private.into_iter().collect(),
+            hidden: paths_of(&files.hide),
+            revealed: paths_of(&files.reveal),
+            sockets: paths_of(&files.sockets),
             names: GuardedNames::new(&files.protect),
             checks_content: true,
             traced: files.trace,
@@ -135,87 +157,14 @@ impl AttemptPermissions {
     /// Returns the powers over a workspace alone, for later writes into it. Every protected name
     /// refuses.
     pub fn for_workspace(workspace: &Path, protect: &[String]) -> Self {
-        let workspace = normalize_path(workspace);
-        Self { writable: vec![workspace.clone()], workspace, names: GuardedNames::new(protect), ..Self::default() }
+        let (writable, names) = (PathSet::from_iter([workspace]), GuardedNames::new(protect));
+        Self { writable, workspace: normalize_path(workspace), names, ..Self::default() }
     }
 
-    /// Adds approved paths, as a grant for writing does.
-    pub fn approve_paths(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
-        self.writable.extend(paths.into_iter().map(|path| normalize_path(&path)));
-    }
-
-    /// Adds writable roots that did not exist when the sandbox's root was built. Its mounts are
-    /// read-only there, so allowed operations must run in the supervisor's mount namespace.
-    pub fn not_attached(&mut self, roots: impl IntoIterator<Item = PathBuf>) {
-        self.unattached.extend(roots.into_iter().map(|r| normalize_path(&r)));
-    }
-
-    /// Adds private trees in which Landlock lets the command make any object, see
-    /// `PrivateTree` of the native backend.
-    pub fn allow_by_kernel(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.kernel_allowed.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
-    }
-
-    /// Returns whether a call that makes an object at `path` may continue, because it is in such a
-    /// tree.
+    /// Returns whether a call that makes an object at `path` may continue, because it is in
+    /// a tree of `kernel_allowed`.
     pub fn kernel_allows(&self, path: &[u8]) -> bool {
-        deepest_root(&self.private, path).is_some_and(|tree| self.kernel_allowed.iter().any(|allowed| allowed == tree))
-    }
-
-    /// Marks the workspace as an overlay. Operations in it must not run in the supervisor's mount
-    /// namespace, because that would change the workspace itself.
-    pub fn mark_staged(&mut self) {
-        self.staged = Some(self.workspace.clone());
-    }
-
-    /// Forbids operations in the supervisor's mount namespace, because paths of the sandbox name
-    /// other objects there.
-    pub fn stay_inside(&mut self) {
-        self.inside = true;
-    }
-
-    /// Adds files that a tool does not need. They cannot be written, and the approver is not asked.
-    pub fn keep_read_only(&mut self, files: &[PathBuf]) {
-        self.read_only.extend(files.iter().map(|file| normalize_path(file)));
-    }
-
-    /// See [`keep_read_only`](Self::keep_read_only).
-    pub fn is_kept_read_only(&self, path: &[u8]) -> bool {
-        self.read_only.iter().any(|file| file == path)
-    }
-
-    /// Adds directories under a layer, of which only a part may be written. The rest is the host's,
-    /// with other inode numbers.
-    pub fn merged_at(&mut self, directories: impl IntoIterator<Item = PathBuf>) {
-        self.merged.extend(directories.into_iter().map(|directory| normalize_path(&directory)));
-    }
-
-    /// Returns whether `path` is such a directory.
-    pub fn is_merged(&self, path: &[u8]) -> bool {
-        self.merged.iter().any(|directory| directory == path)
-    }
-
-    /// Adds trees in which earlier runs wrote. A path in such a tree may name another program than
-    /// on the host.
-    pub fn layered_at(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.layers.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
-    }
-
-    /// Returns whether `path` is in such a tree.
-    pub fn is_in_layer(&self, path: &[u8]) -> bool {
-        self.layers.iter().any(|tree| is_at_or_beneath(tree, path))
-    }
-
-    /// Hides these paths as well.
-    pub fn hide_too(&mut self, paths: &[RawText]) {
-        let new: Vec<Vec<u8>> = normal_all(paths).into_iter().filter(|path| !self.hidden.contains(path)).collect();
-        self.hidden.extend(new);
-    }
-
-    /// Sets the directory of the host that is the sandbox's workspace. The user's links and
-    /// settings contain that path.
-    pub fn workspace_lies_at(&mut self, directory: &Path) {
-        self.host_workspace = Some(normalize_path(directory));
+        self.private.deepest(path).is_some_and(|tree| self.kernel_allowed.has(tree))
     }
 
     /// Returns the path of the workspace in the run and on the host, if these differ.
@@ -223,28 +172,17 @@ impl AttemptPermissions {
         self.host_workspace.as_deref().map(|host| (&self.workspace[..], host))
     }
 
-    /// Returns whether [`stay_inside`](Self::stay_inside) was called.
-    pub fn is_inside(&self) -> bool {
-        self.inside
-    }
-
-    /// Marks the surrounding network as the sandbox's own, although its level has none. Servers in
-    /// it are not restricted. `served` are ports of the host on which servers listen.
-    pub fn in_own_network(&mut self, served: BTreeSet<u16>) {
-        self.own_network = Some(served);
-    }
-
-    /// See [`mark_staged`](Self::mark_staged).
+    /// Returns whether `path` is in a workspace that is an overlay.
     pub fn is_staged(&self, path: &[u8]) -> bool {
-        self.staged.as_ref().is_some_and(|workspace| is_at_or_beneath(workspace, path))
+        self.staged && is_at_or_beneath(&self.workspace, path)
     }
 
     /// Returns whether operations that these powers allow on `path` must run in the supervisor's
-    /// mount namespace, see [`not_attached`](Self::not_attached).
+    /// mount namespace, see [`unattached`](Self::unattached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
         !self.is_staged(path)
             && !self.in_private_tree(path)
-            && self.unattached.iter().any(|root| is_at_or_beneath(root, path) || is_at_or_beneath(path, root))
+            && (self.unattached.covers(path) || self.unattached.reaches_beneath(path))
     }
 
     /// Adds powers while the attempt runs. Its mounts and its hidden paths stay the same.
@@ -252,9 +190,9 @@ impl AttemptPermissions {
         for grant in grants {
             self.add_grant(grant);
             if let Grant::Write(path) = grant {
-                push_new(&mut self.added, path);
+                self.added.add(path);
                 if level == IsolationLevel::Full && !self.inside {
-                    push_new(&mut self.unattached, path);
+                    self.unattached.add(path);
                 }
             }
         }
@@ -265,20 +203,15 @@ impl AttemptPermissions {
     pub fn is_seen_otherwise(&self, path: &Path) -> bool {
         let path = path.as_os_str().as_bytes();
         let beneath = |other: &[u8]| is_at_or_beneath(path, other) || is_at_or_beneath(other, path);
-        let replaced = self.private.iter().chain(&self.hidden).map(Vec::as_slice);
+        let replaced = self.private.paths().iter().chain(self.hidden.paths()).map(Vec::as_slice);
         KERNEL_TREES.into_iter().chain([&b"/dev"[..]]).chain(replaced).any(beneath)
-    }
-
-    /// Returns whether a power over `path` was added while the attempt ran.
-    pub fn was_added(&self, path: &[u8]) -> bool {
-        self.added.iter().any(|root| is_at_or_beneath(root, path))
     }
 
     fn add_grant(&mut self, grant: &Grant) {
         match grant {
-            Grant::Write(p) => push_new(&mut self.writable, p),
-            Grant::Read(p) => push_new(&mut self.revealed, p),
-            Grant::Socket(p) => push_new(&mut self.sockets, p),
+            Grant::Write(p) => self.writable.add(p),
+            Grant::Read(p) => self.revealed.add(p),
+            Grant::Socket(p) => self.sockets.add(p),
             Grant::Exec(p) => self.programs.approve_program(normalize_path(p)),
             Grant::Effect(_) => {
                 self.programs.agree_effect(grant);
@@ -291,12 +224,7 @@ impl AttemptPermissions {
 
     /// Returns the trees that only this run sees.
     pub fn private_trees(&self) -> impl Iterator<Item = &Path> {
-        self.private.iter().map(|p| Path::new(OsStr::from_bytes(p)))
-    }
-
-    /// Returns the writable roots.
-    pub fn writable_roots(&self) -> impl Iterator<Item = &Path> {
-        self.writable.iter().map(|p| Path::new(OsStr::from_bytes(p)))
+        self.private.paths().iter().map(|p| Path::new(OsStr::from_bytes(p)))
     }
 
     /// Decides on `operation` on `object`, an absolute path without links.
@@ -310,8 +238,8 @@ impl AttemptPermissions {
         if let Some(refusal) = self.hidden_refusal(path) {
             return PermissionVerdict::Refuse(refusal);
         }
-        let root = deepest_root(&self.writable, path);
-        let private = deepest_root(&self.private, path);
+        let root = self.writable.deepest(path);
+        let private = self.private.deepest(path);
         match (root, private) {
             (Some(root), private) if private.is_none_or(|tree| tree.len() <= root.len()) => self
                 .root_refusal(operation, root, path, probe)
@@ -326,23 +254,22 @@ impl AttemptPermissions {
     /// Decides on a connection to the unix socket at this path, which the run did not make.
     pub fn decide_socket(&self, object: &Path) -> PermissionVerdict {
         let path = object.as_os_str().as_bytes();
-        if self.sockets.iter().any(|s| s == path) {
+        if self.sockets.has(path) {
             return PermissionVerdict::Allow;
         }
         if self.is_private(object) {
             return PermissionVerdict::Private;
         }
-        PermissionVerdict::Refuse(PermissionRefusal {
-            rule: "a unix socket of the host".to_owned(),
-            grant: Some(Grant::Socket(object.to_owned())),
-        })
+        let grant = Grant::Socket(object.to_owned());
+        PermissionVerdict::Refuse(PermissionRefusal::until(grant, "a unix socket of the host"))
     }
 
     /// Returns whether the object is in a tree that only this run sees.
     pub fn is_private(&self, object: &Path) -> bool {
         let path = object.as_os_str().as_bytes();
-        deepest_root(&self.private, path)
-            .is_some_and(|tree| deepest_root(&self.writable, path).is_none_or(|root| root.len() < tree.len()))
+        self.private
+            .deepest(path)
+            .is_some_and(|tree| self.writable.deepest(path).is_none_or(|root| root.len() < tree.len()))
     }
 
     /// Returns the relative paths that would be protected units if they exist beneath a directory
@@ -360,8 +287,8 @@ impl AttemptPermissions {
     /// As [`in_private_tree`](Self::in_private_tree), but not if the user has permitted to read the
     /// host's content there.
     pub fn is_only_in_run(&self, path: &[u8]) -> bool {
-        let tree = deepest_root(&self.private, path).filter(|_| self.in_private_tree(path));
-        tree.is_some_and(|tree| deepest_root(&self.revealed, path).is_none_or(|shown| shown.len() <= tree.len()))
+        let tree = self.private.deepest(path).filter(|_| self.in_private_tree(path));
+        tree.is_some_and(|tree| self.revealed.deepest(path).is_none_or(|shown| shown.len() <= tree.len()))
     }
 
     /// Returns the names that are guarded in every writable root.
@@ -369,19 +296,9 @@ impl AttemptPermissions {
         &self.names
     }
 
-    /// Returns the hidden paths.
-    pub fn hidden_paths(&self) -> &[Vec<u8>] {
-        &self.hidden
-    }
-
-    /// Returns the writable roots. Roots are only added, never removed.
-    pub fn writable(&self) -> &[Vec<u8>] {
-        &self.writable
-    }
-
     /// Returns the length of the deepest writable root that contains `path`.
     pub fn root_length(&self, path: &[u8]) -> Option<usize> {
-        deepest_root(&self.writable, path).map(<[u8]>::len)
+        self.writable.deepest(path).map(<[u8]>::len)
     }
 
     /// Returns whether `path` is itself a writable root, because a grant names it.
@@ -399,26 +316,18 @@ impl AttemptPermissions {
         path.strip_prefix(&self.workspace[..])?.strip_prefix(b"/")
     }
 
-    /// Returns whether the object is a writable root or beneath one.
-    pub fn is_in_writable_root(&self, object: &Path) -> bool {
-        deepest_root(&self.writable, object.as_os_str().as_bytes()).is_some()
-    }
-
     /// Returns the reason why the directory `object` must stay in place. An object beneath it is
     /// protected, hidden or writable by its location, not by its name.
     pub fn move_refusal(&self, object: &Path) -> Option<PermissionRefusal> {
         let path = object.as_os_str().as_bytes();
-        let beneath = |t: &&Vec<u8>| t.len() > path.len() && is_at_or_beneath(path, t);
         let stays = |rule: &str| Some(PermissionRefusal::without_grant(rule.to_owned()));
-        if self.hidden.iter().any(|hidden| beneath(&hidden)) {
+        if self.hidden.reaches_beneath(path) {
             return stays("a directory that holds hidden credentials stays in place");
         }
-        if self.sockets.iter().any(|socket| socket.len() > path.len() && is_at_or_beneath(path, socket)) {
+        if self.sockets.reaches_beneath(path) {
             return stays("a directory that holds a granted socket stays in place");
         }
-        // The rules of a private tree depend on the location of its content. If a directory above a
-        // writable root is moved, the root would be taken for private.
-        if deepest_root(&self.writable, path).is_none() && self.writable.iter().any(|root| beneath(&root)) {
+        if self.writable.deepest(path).is_none() && self.writable.reaches_beneath(path) {
             return stays("a directory that holds a writable root stays in place");
         }
         None
@@ -426,10 +335,10 @@ impl AttemptPermissions {
 
     /// Returns the refusal to read at `path`, if it is hidden.
     pub fn hidden_refusal(&self, path: &[u8]) -> Option<PermissionRefusal> {
-        let hidden = deepest_root(&self.hidden, path)?;
-        let shown = |roots: &[Vec<u8>]| deepest_root(roots, path).is_some_and(|r| r.len() >= hidden.len());
+        let hidden = self.hidden.deepest(path)?;
+        let shown = |roots: &PathSet| roots.deepest(path).is_some_and(|r| r.len() >= hidden.len());
         (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
-            .then(|| PermissionRefusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
+            .then(|| PermissionRefusal::until(Grant::Read(to_path(path)), "hidden from runs"))
     }
 
     /// Returns the reason why the writable root `root` does not cover `path`, which is at or
@@ -512,18 +421,8 @@ pub fn is_at_or_beneath(root: &[u8], path: &[u8]) -> bool {
     root == b"/" || (path.starts_with(root) && (path.len() == root.len() || path[root.len()] == b'/'))
 }
 
-fn deepest_root<'a>(roots: &'a [Vec<u8>], path: &[u8]) -> Option<&'a [u8]> {
-    roots.iter().filter(|r| is_at_or_beneath(r, path)).max_by_key(|r| r.len()).map(Vec::as_slice)
-}
-
-fn push_new(paths: &mut Vec<Vec<u8>>, path: &Path) {
-    let path = normalize_path(path);
-    if !paths.contains(&path) {
-        paths.push(path);
-    }
-}
-
-fn normalize_path(path: &Path) -> Vec<u8> {
+/// Returns a path without `.`, doubled slashes and a slash at the end.
+pub fn normalize_path(path: &Path) -> Vec<u8> {
     path.components().collect::<PathBuf>().into_os_string().as_bytes().to_vec()
 }
 
@@ -532,8 +431,8 @@ pub fn replace_prefix(path: &[u8], from: &[u8], to: &[u8]) -> Option<Vec<u8>> {
     is_at_or_beneath(from, path).then(|| [to, &path[from.len()..]].concat())
 }
 
-fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {
-    paths.iter().map(|p| normalize_path(p.as_path())).collect()
+fn paths_of(paths: &[RawText]) -> PathSet {
+    paths.iter().map(RawText::as_path).collect()
 }
 
 /// Converts bytes to a path.

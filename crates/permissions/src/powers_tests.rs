@@ -192,7 +192,7 @@ fn powers_that_are_added_hold_at_once() {
     check(&p, DeniedOperation::Create, "/o/d/.git/a", "protected name: .git | write /o/d/.git");
     check(&p, DeniedOperation::Create, "/o/e", "outside every writable root | write /o/e");
     assert_eq!(text(&p.decide_socket(Path::new("/o/s"))), "allow");
-    let attachment = |p: &AttemptPermissions, path: &[u8]| (p.was_added(path), p.is_unattached(path));
+    let attachment = |p: &AttemptPermissions, path: &[u8]| (p.added.covers(path), p.is_unattached(path));
     assert_eq!(attachment(&p, b"/o/d/a"), (true, true));
     assert_eq!(attachment(&p, b"/ws/a"), (false, false));
     p.extend(&["write /r".parse().unwrap()], IsolationLevel::Restricted);

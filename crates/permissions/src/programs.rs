@@ -6,6 +6,8 @@
 //! arguments after the check. Every program that runs is confined all the same. This module must
 //! not know how a program was found.
 
+use std::collections::BTreeSet;
+
 use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern, text_matches};
 
 use crate::powers::PermissionRefusal;
@@ -65,7 +67,7 @@ impl ExecProgram {
 pub struct ProgramRules {
     ask: Vec<ProgramRule>,
     deny: Vec<ProgramRule>,
-    agreed: Vec<Vec<u8>>,
+    agreed: BTreeSet<Vec<u8>>,
     /// Approved effects.
     effects: Vec<Grant>,
 }
@@ -88,7 +90,7 @@ impl ProgramRules {
 
     /// Returns whether this program may run with any arguments, as far as its names show.
     pub fn is_plain(&self, path: &[u8], called: &[u8]) -> bool {
-        self.has_no_rules() && !names_of(path, called).any(stockade_shell::may_have_effect)
+        self.has_no_rules() && !names_of(path, called).any(stockade_effects::may_have_effect)
     }
 
     /// Returns whether the profile has no rule about programs.
@@ -105,9 +107,7 @@ impl ProgramRules {
 
     /// Approves a program, which then needs no further approval.
     pub fn approve_program(&mut self, path: Vec<u8>) {
-        if !self.agreed.contains(&path) {
-            self.agreed.push(path);
-        }
+        self.agreed.insert(path);
     }
 
     /// Follows the links of absolute patterns: `/bin/sh` means the target of `/bin/sh`. `find`
@@ -125,7 +125,7 @@ impl ProgramRules {
     /// Returns how many of the arguments matter for the decision on this program, or `None` if no
     /// rule names it.
     pub fn words_of_interest(&self, path: &[u8], called: &[u8]) -> Option<usize> {
-        if names_of(path, called).any(stockade_shell::may_have_effect) {
+        if names_of(path, called).any(stockade_effects::may_have_effect) {
             return Some(MAX_CHECKED_ARGUMENTS);
         }
         let naming = self.deny.iter().chain(&self.ask).filter(|rule| rule.matches_name(path, called));
@@ -136,7 +136,7 @@ impl ProgramRules {
     /// applies to the host's program of this path, so it does not count here, and no approval is
     /// requested.
     pub fn decide_in_layer(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
-        let strict = Self { agreed: Vec::new(), ..self.clone() };
+        let strict = Self { agreed: BTreeSet::new(), ..self.clone() };
         let needs_question = |grant: &Grant| grant.is_answer_only();
         strict
             .decide_program(program)
@@ -164,7 +164,7 @@ impl ProgramRules {
     /// Requires approval for its outside effects. No other grant covers them.
     fn decide_effects(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
         for name in names_of(&program.path, &program.called) {
-            for effect in stockade_shell::effects_of(name, &program.arguments) {
+            for effect in stockade_effects::effects_of(name, &program.arguments) {
                 let grant = effect.wanted.map(EffectUse::into_grant);
                 if !grant.as_ref().is_some_and(|grant| self.effects.contains(grant)) {
                     return Err(PermissionRefusal { rule: effect.message.trim_end_matches('.').to_owned(), grant });
@@ -176,7 +176,7 @@ impl ProgramRules {
 
     /// Decides on a program with an unknown interpreter, because it may be run but not read.
     pub fn decide_unread(&self, path: &[u8]) -> Result<(), PermissionRefusal> {
-        if self.agreed.iter().any(|agreed| agreed == path) {
+        if self.agreed.contains(path) {
             return Ok(());
         }
         Err(approval_refusal(path, "program: one that cannot be read".to_owned()))

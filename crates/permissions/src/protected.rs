@@ -25,7 +25,7 @@ impl ProtectedNames {
     /// same, without the protected names beneath them.
     pub fn new(names: &[String], granted: &[PathBuf]) -> Self {
         let mut powers = AttemptPermissions::for_workspace(Path::new("/"), names);
-        powers.approve_paths(granted.iter().cloned());
+        powers.writable.extend(granted);
         Self { powers, granted: granted.to_vec(), surveyed: Mutex::default() }
     }
 

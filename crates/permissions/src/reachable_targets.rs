@@ -6,11 +6,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use stockade_egress::is_own;
 use stockade_model::{
     AttemptPlan, EffectUse, EgressRules, Grant, Host, HostName, HostPattern, NetworkTarget, SecretUse, TargetListing,
     TargetPattern, special_address,
 };
+use stockade_sys::net::is_own_address;
 
 use crate::powers::PermissionRefusal;
 
@@ -46,18 +46,13 @@ impl EgressReach {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
             TargetListing::Allowed(pattern) | TargetListing::Granted(pattern) if self.is_unmeant(&granted, target) => {
-                Err(PermissionRefusal {
-                    rule: format!("{target} is this machine itself, which `{pattern}` does not match"),
-                    grant: Some(Grant::connect_to(target)),
-                })
+                let rule = format!("{target} is this machine itself, which `{pattern}` does not match");
+                Err(PermissionRefusal::until(Grant::connect_to(target), rule))
             }
             TargetListing::Allowed(pattern) => Ok(format!("allow {pattern}")),
             TargetListing::Granted(pattern) => Ok(format!("grant connect {pattern}")),
             TargetListing::Denied(pattern) => Err(PermissionRefusal::without_grant(format!("deny {pattern}"))),
-            TargetListing::Not => Err(PermissionRefusal {
-                rule: "not among the targets".to_owned(),
-                grant: Some(Grant::connect_to(target)),
-            }),
+            TargetListing::Not => Err(PermissionRefusal::until(Grant::connect_to(target), "not among the targets")),
         }
     }
 
@@ -74,7 +69,7 @@ impl EgressReach {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::secret).find(|own| own.covers(requested_use)) {
             Some(own) => Ok(format!("grant secret {own}")),
-            None => Err(PermissionRefusal { rule: rule.to_owned(), grant: Some(requested_use.clone().into_grant()) }),
+            None => Err(PermissionRefusal::until(requested_use.clone().into_grant(), rule)),
         }
     }
 
@@ -89,9 +84,7 @@ impl EgressReach {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::effect).find(|own| own.covers(requested_use)) {
             Some(own) => Ok(format!("effect {own}")),
-            None => {
-                Err(PermissionRefusal { rule: message.to_owned(), grant: Some(requested_use.clone().into_grant()) })
-            }
+            None => Err(PermissionRefusal::until(requested_use.clone().into_grant(), message)),
         }
     }
 
@@ -105,7 +98,7 @@ impl EgressReach {
                 && pattern.matches_target(target)
         };
         let mut patterns = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow);
-        special_address(address).is_none() && !patterns.any(is_named) && is_own(address)
+        special_address(address).is_none() && !patterns.any(is_named) && is_own_address(address)
     }
 
     /// Returns whether some port of this name may be reached.

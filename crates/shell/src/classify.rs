@@ -13,7 +13,7 @@ use crate::invocation::Invocation;
 use crate::script::{NestedKind, Redirect, RedirectDirection, ScriptStatement, ScriptWord, SimpleCommand, to_span};
 use crate::shell_state::{ScriptActions, ShellState};
 use crate::variables::{is_lookup, is_ordinary, is_public};
-use crate::words::{DataFlow, ExpandedArgument, VariableSource, VariableValue, expand_word};
+use crate::words::{DataFlow, ExpandedArgument, VariableValue, expand_word};
 use crate::wrappers::RunLocation;
 use crate::{CommandContext, fallback_scan, paths, readers, rules, wrappers};
 
@@ -68,28 +68,6 @@ pub(crate) struct Classifier<'c> {
     pub trace: Vec<Vec<ExpandedArgument>>,
 }
 
-struct ScopeView<'a> {
-    scope: &'a ShellState,
-    context: &'a CommandContext,
-}
-
-impl VariableSource for ScopeView<'_> {
-    fn variable_value(&self, name: &[u8]) -> Option<VariableValue> {
-        match (self.scope.variables.get(name), name) {
-            (Some(value), _) => Some(value.clone()),
-            (None, b"HOME") => Some(VariableValue::Known(self.context.home.as_bytes().to_vec())),
-            (None, b"PWD") => self.scope.cwd.clone().map(VariableValue::Known),
-            _ => None,
-        }
-    }
-    fn home_directory(&self) -> Option<Vec<u8>> {
-        match self.scope.variables.get(&b"HOME"[..]) {
-            None => Some(self.context.home.as_bytes().to_vec()),
-            Some(_) => None,
-        }
-    }
-}
-
 impl<'c> Classifier<'c> {
     pub(crate) fn new(context: &'c CommandContext) -> Self {
         Self {
@@ -136,6 +114,12 @@ impl<'c> Classifier<'c> {
     /// Records an effect that no sandbox contains or that cannot be undone.
     pub(crate) fn record_effect(&mut self, impact: Impact, code: &str, message: &str, at: (usize, usize)) {
         self.record_finding((Tier::Ask, impact), code, message, at);
+    }
+
+    /// Removes the findings after the first `before` ones that do not count.
+    pub(crate) fn keep_findings(&mut self, before: usize, counts: impl Fn(&Finding) -> bool) {
+        let new = self.findings.split_off(before.min(self.findings.len()));
+        self.findings.extend(new.into_iter().filter(counts));
     }
 
     /// Returns the absolute form of the path in an argument.
@@ -257,10 +241,7 @@ impl<'c> Classifier<'c> {
             self.record_denial("process-bomb", "A function that calls itself endlessly.", at);
         }
         self.scope.functions.insert(name.to_vec());
-        let scope = self.scope.clone();
-        let flow = self.walk_block(body, stdin);
-        self.scope = scope;
-        flow
+        self.walk_child(body, stdin)
     }
 
     fn for_loop(
@@ -297,6 +278,16 @@ impl<'c> Classifier<'c> {
         out
     }
 
+    /// Returns the value of a variable. `HOME` is known unless the script changes it.
+    fn variable_value(&self, name: &[u8]) -> Option<VariableValue> {
+        match (self.scope.variables.get(name), name) {
+            (Some(value), _) => Some(value.clone()),
+            (None, b"HOME") => Some(VariableValue::Known(self.context.home.as_bytes().to_vec())),
+            (None, b"PWD") => self.scope.cwd.clone().map(VariableValue::Known),
+            _ => None,
+        }
+    }
+
     /// Expands words; walks nested scripts on the way.
     fn expand_words(&mut self, words: &[ScriptWord]) -> Vec<ExpandedArgument> {
         let mut out = Vec::new();
@@ -312,8 +303,7 @@ impl<'c> Classifier<'c> {
                 }
                 flows.push(flow);
             }
-            let view = ScopeView { scope: &self.scope, context: self.context };
-            match expand_word(word, &flows, &view, &self.budget) {
+            match expand_word(word, &flows, &|name| self.variable_value(name), &self.budget) {
                 Some(arguments) => out.extend(arguments),
                 None => {
                     self.record_ask(

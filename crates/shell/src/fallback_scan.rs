@@ -4,7 +4,7 @@
 
 use crate::budget::WorkBudget;
 use crate::classify::Classifier;
-use crate::knowledge::{hazards, impacts, lists};
+use crate::knowledge::{hazards, lists};
 use crate::rules;
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -66,13 +66,13 @@ fn scan_commands(classifier: &mut Classifier, text: &[u8]) {
     let mut at = 0;
     let mut leads = true;
     while at < text.len() && candidates < MAX_POSITIONS && !classifier.budget.is_spent() {
-        let kind = BYTE_KINDS[usize::from(text[at])];
+        let kind = byte_kind(text[at]);
         if kind != ByteKind::Word {
             leads = kind == ByteKind::Prefix || (leads && kind == ByteKind::Blank);
             at += 1;
             continue;
         }
-        let length = text[at..].iter().take_while(|b| BYTE_KINDS[usize::from(**b)] == ByteKind::Word).count();
+        let length = text[at..].iter().take_while(|b| byte_kind(**b) == ByteKind::Word).count();
         let word = &text[at..at + length];
         let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
         if leads && could_be_named(name) && classifier.budget.spend_units(1) && is_worth_a_look(name) {
@@ -101,23 +101,14 @@ enum ByteKind {
     Other,
 }
 
-const BYTE_KINDS: [ByteKind; 256] = {
-    let mut kinds = [ByteKind::Word; 256];
-    let mut byte = 0;
-    while byte <= b' ' {
-        kinds[byte as usize] = if byte.is_ascii_whitespace() { ByteKind::Blank } else { ByteKind::Other };
-        byte += 1;
+fn byte_kind(byte: u8) -> ByteKind {
+    match byte {
+        b';' | b'&' | b'|' | b'\n' | b'(' | b')' | b'{' | b'}' | b'\'' | b'"' | b'`' => ByteKind::Prefix,
+        byte if byte.is_ascii_whitespace() => ByteKind::Blank,
+        0..=b' ' | b'<' | b'>' => ByteKind::Other,
+        _ => ByteKind::Word,
     }
-    let leads = b";&|\n(){}'\"`";
-    let mut at = 0;
-    while at < leads.len() {
-        kinds[leads[at] as usize] = ByteKind::Prefix;
-        at += 1;
-    }
-    kinds[b'<' as usize] = ByteKind::Other;
-    kinds[b'>' as usize] = ByteKind::Other;
-    kinds
-};
+}
 
 /// Length of the longest word of [`lists::COMMAND_PREFIXES`].
 const MAX_PREFIX_BYTES: usize = 7;
@@ -131,12 +122,7 @@ const PROGRAM_INITIALS: [u32; 26] = {
         rows = with_beginning(rows, lists::SCANNED_PROGRAMS[at].as_bytes());
         at += 1;
     }
-    let tables = [
-        hazards::BY_NAME.as_slice(),
-        hazards::BY_BEGINNING.as_slice(),
-        impacts::BY_NAME.as_slice(),
-        impacts::BY_BEGINNING.as_slice(),
-    ];
+    let tables = [hazards::BY_NAME, hazards::BY_BEGINNING, stockade_effects::BY_NAME, stockade_effects::BY_BEGINNING];
     let mut table = 0;
     while table < tables.len() {
         let mut at = 0;
@@ -171,7 +157,7 @@ fn could_be_named(name: &[u8]) -> bool {
 fn is_worth_a_look(name: &[u8]) -> bool {
     lists::has_word(lists::SCANNED_PROGRAMS, name)
         || hazards::program_hazards(name).next().is_some()
-        || impacts::program_uses(name).next().is_some()
+        || stockade_effects::may_have_effect(name)
 }
 
 /// Looks for a command after wrappers that are too many to be removed.

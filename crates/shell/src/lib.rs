@@ -79,27 +79,6 @@ pub struct CommandClassification {
     pub effects: Vec<EffectUse>,
 }
 
-/// Effect of a program that is about to start, which no sandbox contains or which cannot be undone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExternalEffect {
-    /// The effect with its program; `None` if the program's name is not one word.
-    pub wanted: Option<EffectUse>,
-    /// Sentence for a person.
-    pub message: &'static str,
-}
-
-/// Returns whether a program of this name, without directories, may have such an effect. The cost
-/// is one table lookup, because it runs for every started program.
-pub fn may_have_effect(program: &[u8]) -> bool {
-    rules::impact::is_known(program)
-}
-
-/// Returns the effects of a program with these arguments, without its own name.
-pub fn effects_of(program: &[u8], arguments: &[Vec<u8>]) -> Vec<ExternalEffect> {
-    let of_code = |(code, message)| ExternalEffect { wanted: EffectUse::new(code, program), message };
-    rules::impact::of_program(program, arguments).into_iter().map(of_code).collect()
-}
-
 /// Use of a command's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StdinUse {

@@ -66,7 +66,7 @@ pub(crate) fn lower_word(lowering: ScriptLowering, node: Node) -> ScriptWord {
     }
     add_node(lowering, node, &mut out, QuotingStyle::None);
     if matches!(out.atoms.first(), Some(WordAtom::Byte { byte: b'#', quoted: false })) {
-        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+        push_opaque(&mut out);
     }
     distrust_dollars(&mut out);
     out
@@ -78,35 +78,23 @@ fn distrust_dollars(out: &mut ScriptWord) {
     let is_dollar = |a: &WordAtom| matches!(a, WordAtom::Byte { byte: b'$', quoted: false });
     let first = out.atoms.iter().position(is_dollar);
     if first.is_some_and(|at| out.quoted || at + 1 < out.atoms.len()) {
-        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+        push_opaque(out);
     }
 }
 
 fn add_node(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
     let text = lowering.node_text(node);
     match node.kind() {
-        "raw_string" => {
-            let inner = text.strip_prefix(b"'").and_then(|t| t.strip_suffix(b"'"));
-            match inner {
-                Some(inner) => push_bytes(out, inner, true),
-                None => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
+        "raw_string" => push_known(out, between(text, b"'", b"'")),
+        "ansi_c_string" => push_known(out, between(text, b"$'", b"'").and_then(ansi_c).as_deref()),
+        "string" => match between(text, b"\"", b"\"") {
+            Some(inner) => {
+                mark_quoted(out);
+                let start = node.start_byte() + 1;
+                add_range(lowering, node, (start, start + inner.len()), out, QuotingStyle::Double);
             }
-        }
-        "ansi_c_string" => {
-            let inner = text.strip_prefix(b"$'").and_then(|t| t.strip_suffix(b"'"));
-            match inner.and_then(ansi_c) {
-                Some(inner) => push_bytes(out, &inner, true),
-                None => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
-            }
-        }
-        "string" => {
-            if text.len() < 2 || !text.starts_with(b"\"") || !text.ends_with(b"\"") {
-                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
-                return;
-            }
-            mark_quoted(out);
-            add_range(lowering, node, (node.start_byte() + 1, node.end_byte() - 1), out, QuotingStyle::Double);
-        }
+            None => push_opaque(out),
+        },
         "simple_expansion" => add_variable(lowering, node, out, quoting),
         "expansion" => add_expansion(lowering, node, out, quoting),
         "command_substitution" => add_substitution(lowering, node, out, quoting),
@@ -115,7 +103,7 @@ fn add_node(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting:
             add_nested(out, lowering.descend_level().lower_block(node), kind, false);
         }
         "arithmetic_expansion" if is_sum_of_numbers(text) => {
-            out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: ANY_NUMBER.to_vec(), quoted: true }));
+            push_variable(out, ANY_NUMBER, QuotingStyle::Double);
         }
         "arithmetic_expansion" | "translated_string" => add_effects(lowering, node, out),
         "extglob_pattern" if text.contains(&b'(') => add_effects(lowering, node, out),
@@ -123,10 +111,15 @@ fn add_node(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting:
     }
 }
 
+/// Returns the text between these marks.
+fn between<'t>(text: &'t [u8], start: &[u8], end: &[u8]) -> Option<&'t [u8]> {
+    text.strip_prefix(start)?.strip_suffix(end)
+}
+
 /// Returns whether the text is `$((...))` with digits and signs only, which cannot name a variable.
 fn is_sum_of_numbers(text: &[u8]) -> bool {
-    let inner = text.strip_prefix(b"$((").and_then(|t| t.strip_suffix(b"))"));
-    inner.is_some_and(|t| t.iter().all(|byte| byte.is_ascii_digit() || b" +-*/%()".contains(byte)))
+    between(text, b"$((", b"))")
+        .is_some_and(|t| t.iter().all(|byte| byte.is_ascii_digit() || b" +-*/%()".contains(byte)))
 }
 
 /// Marks the word as quoted, because an empty quoted string is a word too.
@@ -154,7 +147,7 @@ fn add_effects(lowering: ScriptLowering, node: Node, out: &mut ScriptWord) {
         other => vec![other],
     };
     out.nested.push(NestedScript { body, kind: NestedKind::Effect });
-    out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+    push_opaque(out);
 }
 
 fn add_variable(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
@@ -163,21 +156,16 @@ fn add_variable(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quot
     let blanks = text.iter().take_while(|b| b.is_ascii_whitespace()).count();
     push_bytes(out, &text[..blanks], quoting != QuotingStyle::None);
     let Some(name) = text[blanks..].strip_prefix(b"$") else {
-        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+        push_opaque(out);
         return;
     };
-    out.atoms
-        .push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted: quoting != QuotingStyle::None }));
+    push_variable(out, name, quoting);
 }
 
 fn add_expansion(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
     let text = lowering.node_text(node);
-    let name = text.strip_prefix(b"${").and_then(|t| t.strip_suffix(b"}"));
-    match name {
-        Some(name) if is_name(name) => {
-            let quoted = quoting != QuotingStyle::None;
-            out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted }));
-        }
+    match between(text, b"${", b"}") {
+        Some(name) if is_name(name) => push_variable(out, name, quoting),
         _ => add_effects(lowering, node, out),
     }
 }
@@ -241,7 +229,7 @@ fn add_bytes(text: &[u8], out: &mut ScriptWord, quoting: QuotingStyle) {
                 let Some(&next) = text.get(at) else {
                     out.atoms.push(WordAtom::Byte { byte, quoted });
                     if !quoted {
-                        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+                        push_opaque(out);
                     }
                     continue;
                 };
@@ -259,19 +247,19 @@ fn add_bytes(text: &[u8], out: &mut ScriptWord, quoting: QuotingStyle) {
                 }
                 out.atoms.push(WordAtom::Byte { byte: next, quoted: true });
             }
-            b'`' => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
+            b'`' => push_opaque(out),
             b'$' if text.get(at).is_some_and(|b| is_expansion_start(*b, quoted)) => {
-                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+                push_opaque(out);
             }
             // Bytes that end or quote a word cannot be inside it unquoted.
             b' ' | b'\t' | b'\n' | b'\'' | b'"' | b'(' | b')' if !quoted => {
                 out.atoms.push(WordAtom::Byte { byte, quoted });
-                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+                push_opaque(out);
             }
             b';' | b'|' | b'&' if !quoted && text.len() > 2 => {
-                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+                push_opaque(out);
             }
-            b'"' if quoting == QuotingStyle::Double => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
+            b'"' if quoting == QuotingStyle::Double => push_opaque(out),
             _ => out.atoms.push(WordAtom::Byte { byte, quoted }),
         }
     }
@@ -284,6 +272,22 @@ fn is_expansion_start(byte: u8, quoted: bool) -> bool {
 fn is_name(name: &[u8]) -> bool {
     name.first().is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_')
         && name.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_')
+}
+
+fn push_opaque(out: &mut ScriptWord) {
+    out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
+}
+
+fn push_variable(out: &mut ScriptWord, name: &[u8], quoting: QuotingStyle) {
+    let quoted = quoting != QuotingStyle::None;
+    out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted }));
+}
+
+fn push_known(out: &mut ScriptWord, text: Option<&[u8]>) {
+    match text {
+        Some(text) => push_bytes(out, text, true),
+        None => push_opaque(out),
+    }
 }
 
 fn push_bytes(out: &mut ScriptWord, text: &[u8], quoted: bool) {

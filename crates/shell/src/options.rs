@@ -2,7 +2,7 @@
 //! parsers. An option that is not in the entry is a problem and never skipped. An abbreviation is
 //! resolved to find its effect, but is still `ask`.
 
-use crate::knowledge::{CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
+use crate::knowledge::{self, CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
 use crate::words::ExpandedArgument;
 
 /// Reason why arguments are not known to be harmless.
@@ -38,12 +38,6 @@ pub(crate) struct ParsedArguments {
 }
 
 impl ParsedArguments {
-    fn add_effect(&mut self, spec: OptionSpec, at: (usize, usize)) {
-        if spec.effect != OptionEffect::Inert {
-            self.problems.push((ArgumentProblem::Does(spec.effect), at));
-        }
-    }
-
     /// Returns whether one of the options was used.
     pub(crate) fn has_option(&self, options: &[&str]) -> bool {
         options.iter().any(|o| self.used.iter().any(|used| used == o))
@@ -52,10 +46,6 @@ impl ParsedArguments {
     /// Returns whether an option makes the program write.
     pub(crate) fn has_writing_option(&self) -> bool {
         self.problems.iter().any(|(p, _)| matches!(p, ArgumentProblem::Does(OptionEffect::Writes)))
-    }
-
-    fn add_value(&mut self, kind: ValueKind, value: ExpandedArgument) {
-        self.values.push(OptionValue { kind, value });
     }
 }
 
@@ -96,7 +86,7 @@ impl OptionParser<'_> {
                     .used
                     .push(String::from_utf8_lossy(text.split(|b| *b == b'=').next().unwrap_or_default()).into_owned());
             } else if self.entry.bundled && self.at == 1 && !text.starts_with(b"-") {
-                self.parse_bundle(argument, &text);
+                self.parse_letters(argument, &text, false);
             } else if text == b"--" {
                 ended = true;
             } else if !is_option(&text) {
@@ -112,7 +102,7 @@ impl OptionParser<'_> {
             } else if text.starts_with(b"--") || self.is_single_dash_word(&text) {
                 self.parse_long(argument, &text);
             } else {
-                self.parse_cluster(argument, &text);
+                self.parse_letters(argument, &text, true);
             }
         }
     }
@@ -158,24 +148,18 @@ impl OptionParser<'_> {
         let name = String::from_utf8_lossy(&text[..split.unwrap_or(text.len())]).into_owned();
         // A complete `--option=value` may be listed if only that value is harmless.
         let whole = String::from_utf8_lossy(text);
-        if let Some(spec) = self.entry.find_option(&whole).filter(|s| s.arity == OptionArity::Flag) {
-            self.out.add_effect(*spec, argument.span);
-            self.out.used.push(whole.into_owned());
+        if self.entry.find_option(&whole).is_some_and(|spec| spec.arity == OptionArity::Flag) {
+            self.use_option(whole.into_owned(), argument);
             return;
         }
-        let Some(&spec) = self.entry.find_option(&name) else {
-            self.out.problems.push((resolve_abbreviation(self.entry, &name), argument.span));
-            return;
-        };
-        self.out.add_effect(spec, argument.span);
-        self.out.used.push(name);
-        match (spec.arity, split) {
+        let Some(arity) = self.use_option(name, argument) else { return };
+        match (arity, split) {
             (OptionArity::Flag | OptionArity::Pair(_), Some(_)) => {
                 self.out.problems.push((ArgumentProblem::Unknown, argument.span))
             }
             (OptionArity::Flag | OptionArity::Optional(_), None) => {}
             (OptionArity::Value(kind) | OptionArity::Optional(kind), Some(split)) => {
-                self.out.add_value(kind, argument.skip_atoms(split + 1));
+                self.out.values.push(OptionValue { kind, value: argument.skip_atoms(split + 1) });
             }
             (OptionArity::Value(kind), None) => self.take_value(kind, argument),
             (OptionArity::Pair(kind), None) => {
@@ -189,51 +173,57 @@ impl OptionParser<'_> {
         match self.all.get(self.at) {
             // A wildcard may become several words and shift the later ones.
             Some(next) if next.is_glob() => self.out.problems.push((ArgumentProblem::Wildcard, next.span)),
-            Some(next) => self.out.add_value(kind, next.clone()),
+            Some(next) => self.out.values.push(OptionValue { kind, value: next.clone() }),
             None => self.out.problems.push((ArgumentProblem::MissingValue, argument.span)),
         }
         self.at += 1;
     }
 
-    fn parse_cluster(&mut self, argument: &ExpandedArgument, text: &[u8]) {
-        let mut letter = 1;
-        while letter < text.len() {
-            let name = format!("-{}", text[letter] as char);
-            letter += 1;
-            let Some(&spec) = self.entry.find_option(&name) else {
-                self.out.problems.push((ArgumentProblem::Unknown, argument.span));
-                return;
-            };
-            self.out.add_effect(spec, argument.span);
-            self.out.used.push(name);
-            match spec.arity {
+    /// Notes an option and its effect, and returns what values it takes. `None` if it is unknown.
+    fn use_option(&mut self, name: String, argument: &ExpandedArgument) -> Option<OptionArity> {
+        let Some(&OptionSpec { effect, arity }) = self.entry.find_option(&name) else {
+            self.out.problems.push((resolve_abbreviation(self.entry, &name), argument.span));
+            return None;
+        };
+        if effect != OptionEffect::Inert {
+            self.out.problems.push((ArgumentProblem::Does(effect), argument.span));
+        }
+        self.out.used.push(name);
+        Some(arity)
+    }
+
+    /// Parses a cluster of letters behind a dash, or without one (tar): then every value is an
+    /// argument of its own.
+    fn parse_letters(&mut self, argument: &ExpandedArgument, text: &[u8], has_dash: bool) {
+        for letter in usize::from(has_dash)..text.len() {
+            let Some(arity) = self.use_option(format!("-{}", text[letter] as char), argument) else { return };
+            let is_last = letter + 1 == text.len();
+            match arity {
                 OptionArity::Flag => {}
-                OptionArity::Value(kind) | OptionArity::Optional(kind) if letter < text.len() => {
-                    self.out.add_value(kind, argument.skip_atoms(letter));
+                OptionArity::Value(kind) if !has_dash => self.take_value(kind, argument),
+                _ if !has_dash => {}
+                OptionArity::Value(kind) | OptionArity::Optional(kind) if !is_last => {
+                    self.out.values.push(OptionValue { kind, value: argument.skip_atoms(letter + 1) });
                     return;
                 }
-                OptionArity::Value(kind) => return self.take_value(kind, argument),
-                OptionArity::Optional(_) => return,
+                OptionArity::Value(kind) => self.take_value(kind, argument),
+                OptionArity::Optional(_) => {}
                 OptionArity::Pair(_) => self.out.problems.push((ArgumentProblem::Unknown, argument.span)),
             }
         }
     }
+}
 
-    /// Parses tar's old form: letters without a dash, values after them in order.
-    fn parse_bundle(&mut self, argument: &ExpandedArgument, text: &[u8]) {
-        for letter in text {
-            let name = format!("-{}", *letter as char);
-            let Some(&spec) = self.entry.find_option(&name) else {
-                self.out.problems.push((ArgumentProblem::Unknown, argument.span));
-                return;
-            };
-            self.out.add_effect(spec, argument.span);
-            self.out.used.push(name);
-            if let OptionArity::Value(kind) = spec.arity {
-                self.take_value(kind, argument);
-            }
-        }
-    }
+/// Returns the entry of a subcommand, and how many words behind its first one belong to its name.
+pub(crate) fn find_subcommand(
+    program: &str,
+    first: &ExpandedArgument,
+    second: Option<&ExpandedArgument>,
+) -> Option<(&'static CommandSpec, usize)> {
+    let word = |argument: &ExpandedArgument| String::from_utf8(argument.literal_value()?).ok();
+    let name = format!("{} {}", knowledge::canonical_name(program)?, word(first)?);
+    let nested = second.and_then(word).and_then(|second| knowledge::find_command(&format!("{name} {second}")));
+    nested.map(|entry| (entry, 1)).or_else(|| Some((knowledge::find_command(&name)?, 0)))
 }
 
 fn is_option(text: &[u8]) -> bool {
@@ -250,7 +240,7 @@ pub(crate) fn is_assignment(text: &[u8]) -> bool {
 /// Returns the meaning of an option that is not listed by this name.
 fn resolve_abbreviation(entry: &CommandSpec, name: &str) -> ArgumentProblem {
     let mut worst = ArgumentProblem::Unknown;
-    for (full, spec) in &entry.options {
+    for (full, spec) in entry.options {
         if name.len() > 3 && full.starts_with(name) {
             match spec.effect {
                 OptionEffect::Executes => return ArgumentProblem::Does(OptionEffect::Executes),

@@ -150,8 +150,13 @@ impl<'a> ScriptLowering<'a> {
         found
     }
 
-    /// Returns the statements of a node that contains a list of them between its own tokens.
+    /// Returns the statements of a node that contains a list of them between braces or the like.
     pub(crate) fn lower_block(self, node: Node) -> Vec<ScriptStatement> {
+        self.lower_parts(node, &["(", ")", "{", "}", "$(", "<(", ">(", "`", "do", "done", "\n", ";"])
+    }
+
+    /// Returns the statements of a node whose own tokens are these.
+    fn lower_parts(self, node: Node, tokens: &[&str]) -> Vec<ScriptStatement> {
         let mut out: Vec<ScriptStatement> = Vec::new();
         // The root begins at its first token; text skipped before it counts.
         let mut end = if node.kind() == "program" { 0 } else { node.start_byte() };
@@ -161,7 +166,7 @@ impl<'a> ScriptLowering<'a> {
             }
             end = child.end_byte();
             match child.kind() {
-                "comment" | "(" | ")" | "{" | "}" | "$(" | "<(" | ">(" | "`" | "do" | "done" | "\n" | ";" => {}
+                kind if kind == "comment" || tokens.contains(&kind) => {}
                 "file_redirect" | "herestring_redirect" => out.push(self.bare_redirect(child)),
                 "&" => {
                     let last = out.pop().map(|s| ScriptStatement::Background(Box::new(s), (child.start_byte(), end)));
@@ -185,13 +190,9 @@ impl<'a> ScriptLowering<'a> {
 
     /// Handles `$(< file)`: a redirection alone.
     fn bare_redirect(self, node: Node) -> ScriptStatement {
-        let span = (node.start_byte(), node.end_byte());
-        let mut simple = SimpleCommand { span, ..SimpleCommand::default() };
-        if self.command_part(node, false, &mut simple) {
-            ScriptStatement::Simple(simple)
-        } else {
-            ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span)
-        }
+        let mut simple = SimpleCommand { span: (node.start_byte(), node.end_byte()), ..SimpleCommand::default() };
+        let is_known = self.command_part(node, false, &mut simple);
+        simple_statement(simple, is_known)
     }
 
     /// Converts one statement.
@@ -203,7 +204,7 @@ impl<'a> ScriptLowering<'a> {
             "command" | "declaration_command" | "unset_command" | "test_command" => self.lower_command(node),
             "variable_assignment" | "variable_assignments" => self.lower_command(node),
             "redirected_statement" => self.lower_redirected(node),
-            "pipeline" => self.lower_pipeline(node),
+            "pipeline" => ScriptStatement::Pipeline(self.lower_parts(node, &["|", "|&"])),
             "list" => ScriptStatement::Sequence(self.lower_parts(node, &["&&", "||"])),
             "negated_command" => ScriptStatement::Sequence(self.lower_parts(node, &["!"])),
             "subshell" => ScriptStatement::Subshell(self.lower_block(node)),
@@ -218,31 +219,6 @@ impl<'a> ScriptLowering<'a> {
             "function_definition" => self.lower_function(node),
             _ => self.unknown_statement(node),
         }
-    }
-
-    /// Returns the statements of a node whose own tokens are known.
-    fn lower_parts(self, node: Node, tokens: &[&str]) -> Vec<ScriptStatement> {
-        let mut out = Vec::new();
-        let mut end = node.start_byte();
-        for child in child_nodes(node) {
-            if !self.only_blanks(end, child.start_byte()) {
-                out.push(ScriptStatement::Unknown(Vec::new(), (end, child.start_byte())));
-            }
-            end = child.end_byte();
-            if child.kind() == "comment" || tokens.contains(&child.kind()) {
-                continue;
-            }
-            out.push(if is_statement(child.kind()) {
-                self.descend_level().lower_statement(child)
-            } else {
-                self.unknown_statement(child)
-            });
-        }
-        out
-    }
-
-    fn lower_pipeline(self, node: Node) -> ScriptStatement {
-        ScriptStatement::Pipeline(self.lower_parts(node, &["|", "|&"]))
     }
 
     fn for_loop(self, node: Node) -> ScriptStatement {
@@ -343,8 +319,7 @@ impl<'a> ScriptLowering<'a> {
 
     /// Converts a simple command, a declaration or a test to one list of words.
     fn lower_command(self, node: Node) -> ScriptStatement {
-        let span = (node.start_byte(), node.end_byte());
-        let mut simple = SimpleCommand { span, ..SimpleCommand::default() };
+        let mut simple = SimpleCommand { span: (node.start_byte(), node.end_byte()), ..SimpleCommand::default() };
         let mut odd = node.has_error();
         let mut end = node.start_byte();
         let mut ends_in_word = false;
@@ -353,10 +328,8 @@ impl<'a> ScriptLowering<'a> {
             let blanks = self.only_inline_blanks(gap.0, gap.1);
             odd |= !blanks;
             // A continuation without spaces around it joins two words.
-            let glued = !simple.words.is_empty()
-                && blanks
-                && self.source.get(gap.0..gap.1).is_some_and(|g| !g.contains(&b' ') && !g.contains(&b'\t'))
-                && only_continuations(self.source.get(gap.0..gap.1).unwrap_or_default());
+            let between = self.source.get(gap.0..gap.1);
+            let glued = !simple.words.is_empty() && blanks && between.is_some_and(only_continuations);
             // A text joined to a redirection or an assignment belongs to it.
             odd |= self.is_joined(gap.0, gap.1) && !(glued && ends_in_word);
             ends_in_word = is_word(child.kind()) || child.kind() == "command_name";
@@ -365,11 +338,7 @@ impl<'a> ScriptLowering<'a> {
         }
         odd |= node.kind() == "command" && self.is_reserved(node);
         odd |= node.kind() == "test_command" && !self.is_test(node);
-        if odd {
-            ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span)
-        } else {
-            ScriptStatement::Simple(simple)
-        }
+        simple_statement(simple, !odd)
     }
 
     /// Returns whether the brackets of a test are words of their own and nothing in it ends the
@@ -426,12 +395,10 @@ impl<'a> ScriptLowering<'a> {
             "unary_expression" | "binary_expression" | "parenthesized_expression" => {
                 child_nodes(child).into_iter().all(|c| self.command_part(c, false, simple))
             }
-            kind if is_word(kind) || !child.is_named() || kind == "variable_assignment" => {
+            "variable_assignment" | "test_operator" | "variable_name" | "subscript" | "regex" | "extglob_pattern" => {
                 self.push_word(child, glued, simple)
             }
-            "test_operator" | "variable_name" | "subscript" | "regex" | "extglob_pattern" => {
-                self.push_word(child, glued, simple)
-            }
+            kind if is_word(kind) || !child.is_named() => self.push_word(child, glued, simple),
             _ => {
                 if let ScriptStatement::Unknown(inside, at) = self.unknown_statement(child) {
                     simple.words.push(crate::lower_word::opaque_word(inside, at));
@@ -462,16 +429,21 @@ impl<'a> ScriptLowering<'a> {
                 "+=" => plain = false,
                 "subscript" | "array" => {
                     plain = false;
-                    value = crate::lower_word::opaque_word(
-                        self.commands_inside(child),
-                        (child.start_byte(), child.end_byte()),
-                    );
+                    let span = (child.start_byte(), child.end_byte());
+                    value = crate::lower_word::opaque_word(self.commands_inside(child), span);
                 }
                 kind if is_word(kind) => value = lower_word(self, child),
                 _ => known = false,
             }
         }
         (Assignment { name, value, plain }, known)
+    }
+}
+
+fn simple_statement(simple: SimpleCommand, is_known: bool) -> ScriptStatement {
+    match (simple.span, ScriptStatement::Simple(simple)) {
+        (_, statement) if is_known => statement,
+        (span, statement) => ScriptStatement::Unknown(vec![statement], span),
     }
 }
 

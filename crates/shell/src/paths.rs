@@ -34,15 +34,14 @@ pub(crate) enum PathSensitivity {
     Secret,
 }
 
-/// Effect of writing a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriteTarget {
-    Disk,
-    KernelSetting,
-    Persistence,
-    Log,
-    System,
-}
+/// Effect of writing a path: the code of its denial, and a sentence for a person.
+pub(crate) type WriteTarget = (&'static str, &'static str);
+
+pub(crate) const DISK: WriteTarget = ("destroys-disk", "Writes to a disk or to memory directly.");
+const KERNEL_SETTING: WriteTarget = ("changes-kernel", "Writes a setting of the kernel.");
+pub(crate) const PERSISTENCE: WriteTarget = ("persistence", "Writes a file that runs or configures programs later.");
+const LOG: WriteTarget = ("wipes-log", "Overwrites logs or histories.");
+const SYSTEM: WriteTarget = ("destroys-system", "Overwrites a part of the system.");
 
 /// Returns whether `path` is the path of `pattern`, or is below it. A wildcard in the path matches
 /// every possible expansion.
@@ -200,6 +199,16 @@ pub(crate) fn path_sensitivity(path: &[u8], context: &CommandContext) -> Option<
     None
 }
 
+/// Returns whether an absolute path's content is secret.
+pub(crate) fn is_secret(path: &[u8], context: &CommandContext) -> bool {
+    path_sensitivity(path, context) == Some(PathSensitivity::Secret)
+}
+
+/// Returns whether an absolute path is in the workspace or in scratch space.
+pub(crate) fn is_inside(path: &[u8], context: &CommandContext) -> bool {
+    matches!(locate_path(path, context), PathLocation::Workspace | PathLocation::Temporary)
+}
+
 /// Returns whether secrets are below this directory, so that a search in it counts as a search for
 /// secrets.
 pub(crate) fn holds_secrets(path: &[u8], context: &CommandContext) -> bool {
@@ -215,10 +224,10 @@ pub(crate) fn holds_secrets(path: &[u8], context: &CommandContext) -> bool {
 pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -> Option<WriteTarget> {
     if let Some(device) = strip_base(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
         let name = device.split(|b| *b == b'/').next().unwrap_or_default();
-        return lists::DISK_DEVICES.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(WriteTarget::Disk);
+        return lists::DISK_DEVICES.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(DISK);
     }
     if is_listed(lists::KERNEL_PATHS, path, context) || path.ends_with(b"/release_agent") {
-        return Some(WriteTarget::KernelSetting);
+        return Some(KERNEL_SETTING);
     }
     let in_repository = |p: &&str| {
         path.windows(p.len() + 1).enumerate().any(|(i, w)| {
@@ -230,7 +239,7 @@ pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -
     if lists::PERSISTENT_REPOSITORY_PATHS.iter().any(in_repository)
         || is_listed(lists::PERSISTENT_SYSTEM_PATHS, path, context)
     {
-        return Some(WriteTarget::Persistence);
+        return Some(PERSISTENCE);
     }
     let inside = strip_base(path, context.workspace.as_bytes()).is_some();
     let any_home = strip_base(path, context.home.as_bytes()).or_else(|| {
@@ -240,16 +249,16 @@ pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -
     if let Some(rest) = any_home.filter(|_| !inside) {
         let history = name_matches(b"*_history", rest.rsplit(|b| *b == b'/').next().unwrap_or_default());
         if whole && (history || is_log(path)) {
-            return Some(WriteTarget::Log);
+            return Some(LOG);
         }
         if lists::PERSISTENT_HOME_PATHS.iter().any(|p| covers_path(p, rest)) {
-            return Some(WriteTarget::Persistence);
+            return Some(PERSISTENCE);
         }
     }
     if !inside && whole && is_log(path) {
-        return Some(WriteTarget::Log);
+        return Some(LOG);
     }
-    (whole && locate_path(path, context) == PathLocation::System).then_some(WriteTarget::System)
+    (whole && locate_path(path, context) == PathLocation::System).then_some(SYSTEM)
 }
 
 /// Returns whether the path is a system log, a shell history or Stockade's own audit log.

@@ -12,7 +12,7 @@ const MAX_EXPANDED_BYTES: usize = 16 * 1024;
 /// Bytes of words that are copied or searched for one unit of the budget.
 const BYTES_PER_UNIT: usize = 8;
 /// Represents an unknown part of a value that is only displayed or searched.
-pub(crate) const UNKNOWN_BYTE: u8 = 0;
+pub(crate) use stockade_effects::UNKNOWN_BYTE;
 
 /// Known properties of data.
 #[derive(Clone, Debug, Default)]
@@ -51,8 +51,7 @@ pub(crate) struct ExpandedArgument {
 impl ExpandedArgument {
     /// Creates an argument of known bytes.
     pub(crate) fn from_bytes(text: &[u8], span: (usize, usize)) -> Self {
-        let atoms = text.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }).collect();
-        Self { atoms, span, flow: DataFlow::default() }
+        Self { atoms: quoted_atoms(text).collect(), span, flow: DataFlow::default() }
     }
 
     /// Creates an argument of bytes as in a script without quotes.
@@ -94,24 +93,12 @@ impl ExpandedArgument {
 
     /// Returns the value, if it is in the text; globs are unchanged.
     pub(crate) fn pattern_value(&self) -> Option<Vec<u8>> {
-        self.atoms
-            .iter()
-            .map(|a| match a {
-                WordAtom::Byte { byte, .. } => Some(*byte),
-                WordAtom::Dynamic(_) => None,
-            })
-            .collect()
+        known_bytes(&self.atoms)
     }
 
     /// Returns the bytes with [`UNKNOWN_BYTE`] for each part that is not in the text.
     pub(crate) fn display_bytes(&self) -> Vec<u8> {
-        self.atoms
-            .iter()
-            .map(|a| match a {
-                WordAtom::Byte { byte, .. } => *byte,
-                WordAtom::Dynamic(_) => UNKNOWN_BYTE,
-            })
-            .collect()
+        display_atoms(&self.atoms)
     }
 
     /// Returns the rest after the first `count` atoms.
@@ -143,6 +130,28 @@ impl ExpandedArgument {
     }
 }
 
+fn quoted_atoms(text: &[u8]) -> impl Iterator<Item = WordAtom> {
+    text.iter().map(|&byte| WordAtom::Byte { byte, quoted: true })
+}
+
+/// Returns the bytes of atoms for display and search.
+pub(crate) fn display_atoms(atoms: &[WordAtom]) -> Vec<u8> {
+    let byte_of = |atom: &WordAtom| match atom {
+        WordAtom::Byte { byte, .. } => *byte,
+        WordAtom::Dynamic(_) => UNKNOWN_BYTE,
+    };
+    atoms.iter().map(byte_of).collect()
+}
+
+/// Returns the bytes of atoms; `None` if a part is dynamic.
+fn known_bytes(atoms: &[WordAtom]) -> Option<Vec<u8>> {
+    let byte_of = |atom: &WordAtom| match atom {
+        WordAtom::Byte { byte, .. } => Some(*byte),
+        WordAtom::Dynamic(_) => None,
+    };
+    atoms.iter().map(byte_of).collect()
+}
+
 fn is_glob_atom(atom: &WordAtom) -> bool {
     matches!(atom, WordAtom::Byte { byte: b'*' | b'?' | b'[', quoted: false })
 }
@@ -154,20 +163,15 @@ pub(crate) enum VariableValue {
     Unknown(DataFlow),
 }
 
-/// Source of the values of names.
-pub(crate) trait VariableSource {
-    /// Returns the value of a variable; `None` if nothing is known of it.
-    fn variable_value(&self, name: &[u8]) -> Option<VariableValue>;
-    /// Returns the home directory, unless the script changes it.
-    fn home_directory(&self) -> Option<Vec<u8>>;
-}
+/// Looks up the value of a variable; `None` if nothing is known of it.
+pub(crate) type VariableLookup<'a> = &'a dyn Fn(&[u8]) -> Option<VariableValue>;
 
 /// Returns the arguments of a word; `None` if there would be too many, or the budget is spent.
 /// `flows` are those of the nested scripts, in order.
 pub(crate) fn expand_word(
     word: &ScriptWord,
     flows: &[DataFlow],
-    values: &dyn VariableSource,
+    values: VariableLookup<'_>,
     budget: &WorkBudget,
 ) -> Option<Vec<ExpandedArgument>> {
     let mut alternatives = vec![word.atoms.clone()];
@@ -191,12 +195,7 @@ pub(crate) fn expand_word(
 }
 
 /// Substitutes the known values.
-fn substitute_values(
-    atoms: Vec<WordAtom>,
-    flows: &[DataFlow],
-    values: &dyn VariableSource,
-    out: &mut ExpandedArgument,
-) {
+fn substitute_values(atoms: Vec<WordAtom>, flows: &[DataFlow], values: VariableLookup<'_>, out: &mut ExpandedArgument) {
     for atom in atoms {
         match &atom {
             WordAtom::Byte { .. } => out.atoms.push(atom),
@@ -210,10 +209,10 @@ fn substitute_values(
                 flows.iter().for_each(|flow| out.flow.merge_taints(flow));
                 out.atoms.push(atom);
             }
-            WordAtom::Dynamic(DynamicValue::Variable { name, quoted }) => match values.variable_value(name) {
+            WordAtom::Dynamic(DynamicValue::Variable { name, quoted }) => match values(name) {
                 // Without quotes, a value is split and matched, so only plain ones stay known.
                 Some(VariableValue::Known(value)) if *quoted || value.iter().all(|b| is_plain(*b)) => {
-                    out.atoms.extend(value.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }));
+                    out.atoms.extend(quoted_atoms(&value));
                 }
                 Some(VariableValue::Unknown(flow)) => {
                     out.flow.merge_taints(&flow);
@@ -230,21 +229,24 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)
 }
 
-fn expand_home_tilde(mut atoms: Vec<WordAtom>, values: &dyn VariableSource) -> Vec<WordAtom> {
+fn expand_home_tilde(mut atoms: Vec<WordAtom>, values: VariableLookup<'_>) -> Vec<WordAtom> {
     if !matches!(atoms.first(), Some(WordAtom::Byte { byte: b'~', quoted: false })) {
         return atoms;
     }
-    match (atoms.get(1), values.home_directory()) {
+    let home = match values(b"HOME") {
+        Some(VariableValue::Known(home)) => Some(home),
+        _ => None,
+    };
+    match (atoms.get(1), home) {
         (None | Some(WordAtom::Byte { byte: b'/', .. }), Some(home)) => {
-            let known = home.iter().map(|&byte| WordAtom::Byte { byte, quoted: true });
-            atoms.splice(0..1, known);
+            atoms.splice(0..1, quoted_atoms(&home));
         }
         _ if atoms.len() == 5 && atoms_are(&atoms, b"~root") => {
-            atoms = b"/root".iter().map(|&byte| WordAtom::Byte { byte, quoted: true }).collect();
+            atoms = quoted_atoms(b"/root").collect();
         }
         (_, Some(home)) if is_tilde_of(&atoms, &home) => {
             let name = home.rsplit(|byte| *byte == b'/').next().map_or(0, <[u8]>::len);
-            atoms.splice(0..=name, home.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }));
+            atoms.splice(0..=name, quoted_atoms(&home));
         }
         _ => atoms[0] = WordAtom::Dynamic(DynamicValue::Opaque),
     }
@@ -349,9 +351,7 @@ fn matching_brace(atoms: &[WordAtom], open: usize) -> Option<(usize, Vec<usize>)
 /// sequence.
 #[allow(clippy::option_option)]
 fn expand_sequence(atoms: &[WordAtom]) -> Option<Option<Vec<Vec<WordAtom>>>> {
-    let text: Option<Vec<u8>> =
-        atoms.iter().map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
-    let Some(text) = text.and_then(|t| String::from_utf8(t).ok()) else { return Some(None) };
+    let Some(text) = known_bytes(atoms).and_then(|t| String::from_utf8(t).ok()) else { return Some(None) };
     let parts: Vec<&str> = text.split("..").collect();
     if parts.len() != 2 && parts.len() != 3 {
         return Some(None);
@@ -375,7 +375,7 @@ fn expand_sequence(atoms: &[WordAtom]) -> Option<Option<Vec<Vec<WordAtom>>>> {
     let values = (0..count as i64).map(|i| {
         let value = if to >= from { from + i * step as i64 } else { from - i * step as i64 };
         let text = if letters { vec![value as u8] } else { value.to_string().into_bytes() };
-        text.into_iter().map(|byte| WordAtom::Byte { byte, quoted: true }).collect()
+        quoted_atoms(&text).collect()
     });
     Some(Some(values.collect()))
 }

@@ -8,9 +8,10 @@ use crate::options::{self, ArgumentProblem, is_assignment};
 use crate::words::ExpandedArgument;
 
 /// Environment in which the command runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RunLocation {
     /// On this machine, unchanged.
+    #[default]
     Here,
     /// On this machine, by a shell that gets the words joined.
     Shell,
@@ -19,6 +20,7 @@ pub(crate) enum RunLocation {
 }
 
 /// A command without its wrapper.
+#[derive(Default)]
 pub(crate) struct UnwrappedCommand {
     pub command: Vec<ExpandedArgument>,
     /// Arguments before the command.
@@ -33,20 +35,6 @@ pub(crate) struct UnwrappedCommand {
     pub runs: RunLocation,
 }
 
-impl UnwrappedCommand {
-    fn new() -> Self {
-        Self {
-            command: Vec::new(),
-            options: Vec::new(),
-            directory: None,
-            assignments: Vec::new(),
-            transparent: true,
-            elevates: false,
-            runs: RunLocation::Here,
-        }
-    }
-}
-
 /// Returns the command that a wrapper runs; `None` if this is no wrapper or runs nothing.
 pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Option<UnwrappedCommand> {
     let name = std::str::from_utf8(name).ok()?;
@@ -58,18 +46,10 @@ pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Optio
     if entry.subcommands {
         // `docker exec`, `npm exec`: the second word selects the entry.
         from += options::parse_arguments(entry, arguments.get(1..)?).rest;
-        let program = knowledge::canonical_name(name)?;
-        let full =
-            format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal_value()?).ok()?);
-        if let Some(second) =
-            arguments.get(from).and_then(ExpandedArgument::literal_value).and_then(|t| String::from_utf8(t).ok())
-            && let Some(nested) = knowledge::find_command(&format!("{full} {second}"))
-        {
-            entry = nested;
-            from += 1;
-        } else {
-            entry = knowledge::find_command(&full)?;
-        }
+        let (nested, words) =
+            options::find_subcommand(name, arguments.get(from.checked_sub(1)?)?, arguments.get(from))?;
+        entry = nested;
+        from += words;
     }
     if !entry.is_wrapper() {
         return None;
@@ -79,7 +59,7 @@ pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Optio
     if command.is_empty() {
         return None;
     }
-    let mut peeled = UnwrappedCommand::new();
+    let mut peeled = UnwrappedCommand { transparent: true, ..UnwrappedCommand::default() };
     for operand in &parsed.operands {
         match entry.assignments && is_assignment(&operand.display_bytes()) {
             true => peeled.assignments.push(operand.clone()),
@@ -103,36 +83,26 @@ pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Optio
 
 /// Parses env(1): options, assignments, command; `-S` splits a string.
 fn peel_env(arguments: &[ExpandedArgument]) -> Option<UnwrappedCommand> {
-    let mut peeled = UnwrappedCommand::new();
+    let mut peeled = UnwrappedCommand { transparent: true, ..UnwrappedCommand::default() };
     let mut at = 1;
     while let Some(argument) = arguments.get(at) {
-        let Some(text) = argument.literal_value() else {
+        let text = argument.literal_value();
+        let is_assigned = match &text {
+            Some(text) => is_assignment(text),
             // `PATH=$X` before the command is still an assignment.
-            if argument.display_bytes().iter().position(|b| *b == b'=').is_some_and(|i| i > 0) {
-                peeled.assignments.push(argument.clone());
-                at += 1;
-                continue;
-            }
-            break;
+            None => argument.display_bytes().iter().position(|b| *b == b'=').is_some_and(|i| i > 0),
         };
-        at += 1;
-        if text == b"--" {
-            peeled.transparent = false;
-            continue;
-        }
-        if is_assignment(&text) {
+        if is_assigned {
             peeled.assignments.push(argument.clone());
+            at += 1;
             continue;
         }
-        if !text.starts_with(b"-") || text == b"-" {
-            if text != b"-" {
-                at -= 1;
-                break;
-            }
-            peeled.transparent = false;
-            continue;
-        }
+        let Some(text) = text.filter(|text| text.starts_with(b"-")) else { break };
+        at += 1;
         peeled.transparent = false;
+        if text == b"-" || text == b"--" {
+            continue;
+        }
         at += env_option(&text, argument, arguments.get(at), &mut peeled);
         if !peeled.command.is_empty() {
             peeled.command.extend(arguments.get(at..).unwrap_or_default().iter().cloned());

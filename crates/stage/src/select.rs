@@ -125,8 +125,8 @@ impl<'a> CommitGuard<'a> {
         let mut powers = AttemptPermissions::for_workspace(&root, &stage.meta.protect);
         let mut surveys = RunSurveys::default();
         let host = open_host_root().at_path(&root)?;
-        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
-        powers.approve_paths(agreed.iter().map(|path| root.join(path)));
+        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable.paths());
+        powers.writable.extend(agreed.iter().map(|path| root.join(path)));
         Ok(Self { powers, surveys, root, upper, lower })
     }
 

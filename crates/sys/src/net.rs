@@ -304,6 +304,15 @@ fn set_option<const N: usize>(socket: BorrowedFd<'_>, level: i32, option: i32, v
     if result < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
+/// Returns whether the address belongs to this machine. Then a datagram socket can be bound to it.
+/// If the kernel binds to any address, the result is false; an address for documentation detects
+/// that case.
+pub fn is_own_address(address: IpAddr) -> bool {
+    let binds = |address: &str| address.parse().is_ok_and(|a: IpAddr| std::net::UdpSocket::bind((a, 0)).is_ok());
+    let probe = if address.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
+    std::net::UdpSocket::bind((address, 0)).is_ok() && !binds(probe)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,6 +320,12 @@ mod tests {
     use crate::reap::{ProcessExit, wait_pidfd_end};
     use rustix::io::{read, write};
     use rustix::net::{acceptfrom, connect};
+
+    #[test]
+    fn addresses_of_this_machine_are_special() {
+        assert!(is_own_address(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        assert!(!is_own_address("1.1.1.1".parse().unwrap()));
+    }
 
     const V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
     const V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);

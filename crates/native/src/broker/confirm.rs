@@ -280,7 +280,7 @@ impl BrokerService {
     pub(super) fn make_surveys(&self) -> Result<(), Errno> {
         let Some(first) = &self.first else { return Ok(()) };
         let mut surveys = self.surveys.borrow_mut();
-        if !surveys.are_complete(self.powers.writable()) {
+        if !surveys.are_complete(self.powers.writable.paths()) {
             self.complete_surveys(&mut surveys, open_host_root()?.as_fd(), first.root.as_fd());
         }
         Ok(())
@@ -289,14 +289,14 @@ impl BrokerService {
     /// Surveys a place of the host in the host's view, because the host's programs read it there: a
     /// run may see another `/tmp`, and no hidden paths.
     fn complete_surveys(&self, surveys: &mut RunSurveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
-        let (host, own) = (RootView::new(host), RootView::new(own).without_hidden(self.powers.hidden_paths()));
+        let (host, own) = (RootView::new(host), RootView::new(own).without_hidden(self.powers.hidden.paths()));
         if let Some((inside, tree)) =
             self.powers.renamed_workspace().filter(|(inside, _)| !surveys.has_surveyed(inside))
         {
             surveys.complete_on_host(host, self.powers.guarded_names(), inside, tree);
         }
         let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
-        surveys.survey_new_roots(view_of, self.powers.guarded_names(), self.powers.writable());
+        surveys.survey_new_roots(view_of, self.powers.guarded_names(), self.powers.writable.paths());
         surveys.guard_parts_of(self.powers.workspace());
     }
 

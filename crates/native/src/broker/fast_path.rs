@@ -37,8 +37,9 @@ struct HeldRoot {
 impl WritableRoots {
     /// Creates the list from the writable roots and the private trees.
     pub fn new(powers: &AttemptPermissions) -> Self {
-        let root = |path: &Path| HeldRoot { path: path.as_os_str().as_bytes().to_vec(), held: None };
-        Self(RefCell::new(powers.writable_roots().chain(powers.private_trees()).map(root).collect()))
+        let private = powers.private_trees().map(|path| path.as_os_str().as_bytes().to_vec());
+        let roots = powers.writable.paths().iter().cloned().chain(private);
+        Self(RefCell::new(roots.map(|path| HeldRoot { path, held: None }).collect()))
     }
 
     /// Holds a root that was added. With `own`, it is written in the supervisor's mount namespace,

@@ -78,7 +78,7 @@ impl BrokerService {
                 return refuse("a link by which another one leads to a path that is hidden from runs".to_owned());
             }
             shows |= may_be_directory
-                && (self.powers.hidden_paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
+                && (self.powers.hidden.paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
             leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
         match leads || shows {
@@ -127,7 +127,7 @@ impl BrokerService {
     /// Returns whether a link to `end` could be a part of the way to such a place.
     fn is_above_closed(&self, end: &[u8]) -> bool {
         let is_above = |closed: &[u8]| end == b"/" || is_at_or_beneath(end, closed);
-        self.powers.hidden_paths().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
+        self.powers.hidden.paths().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
     }
 
     /// Returns whether an existing dangling link passes over `new`, and would lead to such a place
@@ -139,7 +139,7 @@ impl BrokerService {
             let end = if end == b"/" { b"" } else { end };
             self.is_closed(&[end, rest].concat())
         };
-        self.powers.writable().iter().any(|root| has_link(view, root, &passes))
+        self.powers.writable.paths().iter().any(|root| has_link(view, root, &passes))
     }
 
     /// Returns whether the check applies to `path`: it is writable, not private, and no grant names it.
@@ -163,7 +163,7 @@ impl BrokerService {
                     || is_at_or_beneath(path, &chain.end)
             })
         };
-        for root in self.powers.writable() {
+        for root in self.powers.writable.paths() {
             let rule = match leading_through(view, root, addresses, &passes) {
                 Ok(None) => continue,
                 Ok(Some(file)) => {
@@ -228,7 +228,7 @@ impl BrokerService {
         let differs_on_host = |path: &[u8]| {
             self.powers.hidden_refusal(path).is_some()
                 || self.powers.is_only_in_run(path)
-                || self.powers.is_in_layer(path)
+                || self.powers.layers.covers(path)
         };
         let is_same = match self.powers.renamed_workspace() {
             // The user has the workspace elsewhere, so nothing must exist at this path on the host.

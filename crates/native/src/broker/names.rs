@@ -538,11 +538,11 @@ impl BrokerService {
     }
 
     fn permit_source(&self, source: &ResolvedObject, to: &[u8]) -> Result<PermissionVerdict, CallFailure> {
-        let is_outside = || !self.powers.is_in_writable_root(&to_path(&source.path));
+        let is_outside = || !self.powers.writable.covers(&source.path);
         match self.decide_operation(DeniedOperation::Write, &source.path) {
             // A path outside is on another mount, so the program gets EXDEV and copies instead. If
             // an approver permitted the new name, EXDEV would be no useful answer.
-            PermissionVerdict::Refuse(_) if is_outside() && !self.powers.was_added(to) => Err(Errno::XDEV.into()),
+            PermissionVerdict::Refuse(_) if is_outside() && !self.powers.added.covers(to) => Err(Errno::XDEV.into()),
             PermissionVerdict::Refuse(refusal) => Err(refuse_operation(DeniedOperation::Link, &source.path, refusal)),
             verdict => Ok(verdict),
         }

@@ -309,7 +309,7 @@ impl BrokerService {
         open_request: OpenRequest,
         refusal: PermissionRefusal,
     ) -> Result<CallProgress, CallFailure> {
-        if self.powers.is_kept_read_only(path) {
+        if self.powers.read_only.has(path) {
             return Err(Errno::ROFS.into());
         }
         let held = match resolved.open_nofollow() {

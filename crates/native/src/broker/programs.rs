@@ -67,7 +67,7 @@ impl BrokerService {
         let refused = |path: &[u8], refusal| refuse_operation(DeniedOperation::Exec, path, refusal);
         for program in &start.programs {
             let programs = &self.powers.programs;
-            let decided = match self.powers.is_in_layer(&program.path) {
+            let decided = match self.powers.layers.covers(&program.path) {
                 true => programs.decide_in_layer(program),
                 false => programs.decide_program(program),
             };

@@ -467,7 +467,7 @@ impl BrokerService {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let procfs_scope = match self.level {
-            IsolationLevel::Full if self.powers.is_inside() => ProcfsScope::Of(first.process),
+            IsolationLevel::Full if self.powers.inside => ProcfsScope::Of(first.process),
             IsolationLevel::Full => ProcfsScope::All,
             IsolationLevel::Restricted | IsolationLevel::None => ProcfsScope::Below(first.parent_pid),
         };

@@ -137,7 +137,7 @@ impl BrokerService {
     /// numbers; the approval is for the supervisor's.
     fn own_directory(&self, directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
         match own_directory(directory) {
-            Err(Errno::STALE) if self.powers.is_merged(&directory.path) => {
+            Err(Errno::STALE) if self.powers.merged.has(&directory.path) => {
                 resolve::directory_without_links(&CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?)
             }
             other => other,
@@ -149,7 +149,7 @@ impl BrokerService {
     fn own_object(&self, object: &ResolvedObject) -> Result<OwnedFd, Errno> {
         let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
         match own_object(object) {
-            Err(Errno::STALE) if self.powers.is_merged(&object.path[..end]) => {
+            Err(Errno::STALE) if self.powers.merged.has(&object.path[..end]) => {
                 let parent = CString::new(&object.path[..end]).map_err(|_| Errno::INVAL)?;
                 let name = CString::new(&object.path[end + 1..]).map_err(|_| Errno::INVAL)?;
                 resolve::open_component(resolve::directory_without_links(&parent)?.as_fd(), &name)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_egress::PreparedInterception;
-use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel};
+use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel, RawText};
 
 use super::supervisor_state::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
@@ -21,7 +21,7 @@ use crate::streams::OutputPipes;
 use crate::undoing;
 use stockade_launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{LimitGuard, small_disk};
-use stockade_permissions::powers::AttemptPermissions;
+use stockade_permissions::powers::{AttemptPermissions, normalize_path};
 
 /// Backend for commands in one sandbox.
 pub(super) struct SandboxCommandBackend {
@@ -60,9 +60,9 @@ impl SandboxCommandBackend {
 
     fn command_permissions(&self, plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
         let mut powers = launched_powers(plan, launching);
-        powers.stay_inside();
-        powers.hide_too(&self.sandbox.hidden);
-        powers.workspace_lies_at(self.sandbox.tree_paths(SandboxTree::Workspace).1);
+        powers.inside = true;
+        powers.hidden.extend(self.sandbox.hidden.iter().map(RawText::as_path));
+        powers.host_workspace = Some(normalize_path(self.sandbox.tree_paths(SandboxTree::Workspace).1));
         powers
     }
 }

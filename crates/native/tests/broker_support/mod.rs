@@ -312,7 +312,7 @@ fn run(plan: &AttemptPlan, react: Option<React>) -> Brokered {
     });
     let mut powers = AttemptPermissions::new(plan, launched.private_trees().iter().map(|t| &t.path));
     if plan.level == IsolationLevel::Full {
-        powers.not_attached(launched.missing_paths().iter().cloned());
+        powers.unattached.extend(launched.missing_paths());
     }
     let hold = react.is_some();
     assert!(launched.wait_killable() || !hold, "the kernel holds nothing for long");

@@ -2,14 +2,12 @@
 //! SECURITY.md). Names that are written out are found, whatever the variables before them. Pure: it
 //! knows no filesystem.
 
+use stockade_model::NameList;
+
 use super::view::join_name;
 
 /// Programs that run, read or enter the word after them.
-const OPENING_PROGRAMS: &[&[u8]] = &[
-    b".", b"awk", b"bash", b"bun", b"dash", b"deno", b"env", b"exec", b"fish", b"gawk", b"java", b"ksh", b"lua",
-    b"make", b"nice", b"node", b"nohup", b"perl", b"php", b"pwsh", b"python", b"python2", b"python3", b"ruby",
-    b"Rscript", b"sed", b"setsid", b"sh", b"source", b"stdbuf", b"sudo", b"tclsh", b"time", b"xargs", b"zsh",
-];
+const OPENING_PROGRAMS: NameList = NameList::new(include_str!("../../knowledge/opening_programs.txt"));
 /// Words before a directory in which the rest of the command runs.
 const ENTERING_WORDS: &[&[u8]] = &[b"cd", b"pushd", b"-C"];
 
@@ -115,19 +113,15 @@ pub(super) fn path_tails(path: &[u8]) -> Vec<Vec<u8>> {
 fn is_name(token: &[u8], before: &[u8]) -> bool {
     let is_text = token.iter().any(|b| b.is_ascii_alphabetic()) && !matches!(token[0], b'-' | b'$' | b'%' | b'@');
     let has_extension = token.iter().skip(1).any(|b| *b == b'.') || token[0] == b'.' && token.len() > 1;
-    is_text && (has_extension || OPENING_PROGRAMS.contains(&before) || before.starts_with(b"-"))
+    is_text && (has_extension || OPENING_PROGRAMS.contains(before) || before.starts_with(b"-"))
 }
 
 /// Returns a relative word beneath each directory that the command enters.
 fn join_beneath(entered: &[Vec<u8>], word: &CommandWord) -> Vec<CommandWord> {
     match word {
         CommandWord::Path(path) if path.starts_with(b"/") => Vec::new(),
-        CommandWord::Path(path) => {
-            entered.iter().map(|directory| CommandWord::Path(join_name(directory, path))).collect()
-        }
-        CommandWord::Name(name) => {
-            entered.iter().map(|directory| CommandWord::Name(join_name(directory, name))).collect()
-        }
+        CommandWord::Path(path) => entered.iter().map(|at| CommandWord::Path(join_name(at, path))).collect(),
+        CommandWord::Name(name) => entered.iter().map(|at| CommandWord::Name(join_name(at, name))).collect(),
     }
 }
 

@@ -210,7 +210,7 @@ fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
         name if REFERENCE_FILES.contains(name) => REFERENCE_KIND,
         _ if is_data(name) => DATA_KIND,
         b"4913" => GitPathKind::Trial,
-        [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPathKind::Trial,
+        [b't', random @ ..] if is_random(random) => GitPathKind::Trial,
         _ => GitPathKind::Guarded,
     }
 }
@@ -227,17 +227,16 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
-    DATA_FILES.contains(own)
-        || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| DATA_FILES.contains(own))
-        || passing.iter().any(|prefix| own.starts_with(prefix))
+    is_listed_data(DATA_FILES, own) || passing.iter().any(|prefix| own.starts_with(prefix))
 }
 
 fn is_data_of_rebase(name: &[u8]) -> bool {
-    let own = name.strip_suffix(b".lock").unwrap_or(name);
-    REBASE_DATA_FILES.contains(own)
-        || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(own))
+    is_listed_data(REBASE_DATA_FILES, name.strip_suffix(b".lock").unwrap_or(name))
+}
+
+/// Returns whether a file is in the list, or is a temporary one of an editor or of sed.
+fn is_listed_data(list: NameList, name: &[u8]) -> bool {
+    list.contains(name) || is_of_sed(name) || edited_file(name).is_some_and(|own| list.contains(own))
 }
 
 /// Returns the file for which vim makes a file of this name while it edits.
@@ -252,7 +251,11 @@ fn edited_file(name: &[u8]) -> Option<&[u8]> {
 
 /// Returns whether this is a temporary file of `sed -i`, which then replaces the original.
 fn is_of_sed(name: &[u8]) -> bool {
-    name.strip_prefix(b"sed").is_some_and(|random| random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric))
+    name.strip_prefix(b"sed").is_some_and(is_random)
+}
+
+fn is_random(end: &[u8]) -> bool {
+    end.len() == 6 && end.iter().all(u8::is_ascii_alphanumeric)
 }
 
 /// Returns the kind of a path beneath `modules`. The name of a module may have several components,

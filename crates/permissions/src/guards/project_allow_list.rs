@@ -2,20 +2,16 @@
 //! counts as code. It may make an editor, a package manager or a shell prompt run a program or
 //! fetch from another source, now or in a later version. Pure.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use stockade_model::NameList;
 use toml::Table;
 
 use super::project_part::ProjectFile;
 use super::settings_allow_list::ContentVerdict;
+use super::settings_words::shorten_text;
 
 /// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
-/// Longest part of a line that is shown.
-const MAX_SHOWN_CHARACTERS: usize = 100;
 
 /// Judges the text `new`. `there` are the text when the run first changed the file, and the current
 /// text; both are empty if there was no file. Only the user may add code.
@@ -70,14 +66,6 @@ fn has_odd_characters(text: &str) -> bool {
 /// Returns the key of a line, without its value, which may be a secret.
 fn line_key(line: &str, end: char) -> String {
     shorten_text(line.split(end).next().unwrap_or_default().trim())
-}
-
-fn shorten_text(text: &str) -> String {
-    let mut shown: String = text.escape_debug().take(MAX_SHOWN_CHARACTERS).collect();
-    if text.chars().count() > MAX_SHOWN_CHARACTERS {
-        shown.push_str("...");
-    }
-    shown
 }
 
 // ---- Lines ----
@@ -239,69 +227,32 @@ fn is_of_profile(key: &str, value: &toml::Value) -> bool {
 // ---- JSON with comments ----
 
 fn in_json(text: &str, look: impl Fn(&Value) -> Option<String>) -> Option<String> {
-    let parsed = without_comments(text).and_then(|plain| serde_json::from_str::<UniqueKeyJson>(&plain).ok());
-    parsed.map_or_else(|| Some("text that cannot be parsed reliably".to_owned()), |unique| look(&unique.0))
-}
-
-/// A value without duplicate keys, because programs differ on which of them counts.
-struct UniqueKeyJson(Value);
-
-impl<'de> Deserialize<'de> for UniqueKeyJson {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueKeyVisitor).map(Self)
+    let unreliable = || Some("text that cannot be parsed reliably".to_owned());
+    let Some(plain) = without_comments(text) else { return unreliable() };
+    match serde_json::from_str(&plain) {
+        Ok(value) if count_text_keys(&plain) == Some(count_keys(&value)) => look(&value),
+        _ => unreliable(),
     }
 }
 
-struct UniqueKeyVisitor;
-
-impl<'de> Visitor<'de> for UniqueKeyVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
+/// Returns the number of keys in a value. A key that occurs twice in the text counts once.
+fn count_keys(value: &Value) -> usize {
+    match value {
+        Value::Array(all) => all.iter().map(count_keys).sum(),
+        Value::Object(all) => all.len() + all.values().map(count_keys).sum::<usize>(),
+        _ => 0,
     }
+}
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+/// Returns the number of keys in a valid text: strings before a colon.
+fn count_text_keys(text: &str) -> Option<usize> {
+    let (mut rest, mut count) = (text, 0);
+    while let Some(start) = rest.find('"') {
+        rest = &rest[start..];
+        rest = &rest[string_length(rest)?..];
+        count += usize::from(rest.trim_start().starts_with(':'));
     }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(UniqueKeyJson(value)) = sequence.next_element()? {
-            all.push(value);
-        }
-        Ok(Value::Array(all))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut all = Map::new();
-        while let Some((key, UniqueKeyJson(value))) = map.next_entry::<String, _>()? {
-            if all.insert(key, value).is_some() {
-                return Err(A::Error::custom("a key that occurs twice"));
-            }
-        }
-        Ok(Value::Object(all))
-    }
+    Some(count)
 }
 
 /// Returns the text without comments and without commas before a closing bracket.

@@ -8,7 +8,7 @@ use super::destinations::{
 };
 use super::settings_reader::{GitSetting, parse_settings};
 use super::settings_words::{
-    is_bool, is_branch, is_harmless_alone, is_harmless_named, is_nick, is_relative_path, is_true, is_word,
+    GUARDING, is_branch, is_harmless_alone, is_harmless_named, is_nick, is_relative_path, shorten_text,
 };
 use super::view::{join_name, last_component, parent_path};
 
@@ -37,8 +37,6 @@ pub enum ContentVerdict {
     },
 }
 
-/// Longest part of a value that is shown.
-const MAX_SHOWN_CHARACTERS: usize = 100;
 /// Most settings that are shown.
 const MAX_SHOWN_SETTINGS: usize = 5;
 
@@ -202,11 +200,7 @@ fn find_lost_setting<'k>(
 fn format_settings(bad: &[&GitSetting]) -> String {
     let one = |setting: &&GitSetting| {
         let value = String::from_utf8_lossy(setting.value.as_deref().unwrap_or(b"true")).into_owned();
-        let mut text: String = value.escape_debug().take(MAX_SHOWN_CHARACTERS).collect();
-        if value.chars().count() > MAX_SHOWN_CHARACTERS {
-            text.push_str("...");
-        }
-        format!("{} = {text}", setting.full_name())
+        format!("{} = {}", setting.full_name(), shorten_text(&value))
     };
     let mut lines: Vec<String> = bad.iter().take(MAX_SHOWN_SETTINGS).map(one).collect();
     if bad.len() > MAX_SHOWN_SETTINGS {
@@ -267,7 +261,7 @@ fn is_harmless(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>, fo
         }
         ("branch", Some(branch)) => {
             is_branch(branch)
-                && is_harmless_branch(setting)
+                && is_harmless_named("branch", branch, &setting.key, value)
                 && (setting.key != "remote" || goes_well(known.settings_versions(found), branch))
         }
         ("remote", Some(remote)) => {
@@ -283,28 +277,13 @@ fn is_harmless(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>, fo
 /// Returns whether a setting may protect the user, who may have set it in any file. Git prefers the
 /// repository's setting to those of all other files.
 fn is_guarding(setting: &GitSetting) -> bool {
-    matches!(
-        (setting.section.as_str(), setting.key.as_str()),
-        ("commit" | "tag", "gpgsign")
-            | ("push", "default" | "autosetupremote" | "followtags")
-            | ("submodule", "recurse")
-            | ("user", "useconfigonly")
-            | ("core", "logallrefupdates" | "safecrlf")
-            | ("branch", "autosetupmerge")
-            | ("extensions", "worktreeconfig")
-    )
+    GUARDING.forms_of(&setting.section, &setting.key).next().is_some()
 }
 
 /// Returns whether the setting has its most protective value. Then no protection is lost, whatever
 /// other files contain.
 fn is_strict(setting: &GitSetting) -> bool {
-    let value = setting.value.as_deref().unwrap_or(b"true");
-    match (setting.section.as_str(), setting.key.as_str()) {
-        ("push", "default") => value == b"nothing",
-        ("push", _) | ("submodule", _) | ("branch", _) => is_bool(value) && !is_true(value),
-        ("core", "logallrefupdates") => is_true(value) || value == b"always",
-        _ => is_true(value),
-    }
+    GUARDING.allows_value(&setting.section, &setting.key, setting.value.as_deref().unwrap_or(b"true"))
 }
 
 /// Returns whether the setting must stay if the user has set it here. The setting for logs is
@@ -321,20 +300,6 @@ fn is_there(setting: &GitSetting, known: &ParsedSettings<'_>) -> bool {
 /// Returns whether the user had set this value.
 fn was_so(setting: &GitSetting, known: &ParsedSettings<'_>) -> bool {
     known.first.iter().rev().find(|old| old.is_named_as(setting)).is_some_and(|old| old.says_same(setting))
-}
-
-fn is_harmless_branch(setting: &GitSetting) -> bool {
-    let value = setting.value.as_deref().unwrap_or(b"true");
-    match setting.key.as_str() {
-        "remote" => value == b"." || is_nick(value),
-        "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
-        "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
-        // Notes of users, of GitHub's tool and of an editor.
-        "description" => true,
-        "gh-merge-base" | "vscode-merge-base" => is_branch(value),
-        "github-pr-owner-number" => value.split(|b| *b == b'#').all(|part| !part.is_empty() && is_word(part)),
-        _ => false,
-    }
 }
 
 /// Returns whether the address in a setting, if it is one, leads to a path that the run may read.
@@ -418,13 +383,10 @@ fn is_harmless_remote(remote: &[u8], setting: &GitSetting, known: &ParsedSetting
     match setting.key.as_str() {
         "url" | "pushurl" => is_address(value) && is_new_remote(remote, known),
         "fetch" => is_refspec(remote, value) || is_renamed(remote, setting, known, found),
-        "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
-        "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" => is_bool(value),
-        "followremotehead" => matches!(value, b"create" | b"always" | b"never"),
         // The repository to which a tool proposes changes. It must not be one with which the user
         // has not communicated.
         "gh-resolved" => value == b"base" && (known.before.is_own || !is_new_remote(remote, known)),
-        _ => false,
+        key => is_harmless_named("remote", remote, key, value),
     }
 }
 
@@ -453,18 +415,12 @@ fn is_new_remote(remote: &[u8], known: &ParsedSettings<'_>) -> bool {
 
 fn is_harmless_module(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
-    let is_named = setting.section == "submodule" && setting.subsection.as_deref().is_some_and(is_relative_path);
-    is_named
-        && !value.iter().any(u8::is_ascii_control)
-        && match setting.key.as_str() {
-            "path" => is_relative_path(value),
-            "url" => is_address(value) && leads_on(setting, path, known),
-            "branch" => value == b"." || is_branch(value),
-            "active" | "shallow" => is_bool(value),
-            "ignore" | "fetchrecursesubmodules" => is_word(value),
-            "update" => matches!(value, b"none" | b"checkout" | b"rebase" | b"merge"),
-            _ => false,
-        }
+    let name = setting.subsection.as_deref().filter(|name| setting.section == "submodule" && is_relative_path(name));
+    name.is_some_and(|name| match setting.key.as_str() {
+        _ if value.iter().any(u8::is_ascii_control) => false,
+        "url" => is_address(value) && leads_on(setting, path, known),
+        key => is_harmless_named("submodule", name, key, value),
+    })
 }
 
 /// Returns whether the user had this setting, now with another value.

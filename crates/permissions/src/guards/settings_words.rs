@@ -7,30 +7,58 @@ use std::sync::LazyLock;
 
 use stockade_model::{NameList, table_rows};
 
-/// Key of a setting, or `*`, and the harmless forms of its value.
-type HarmlessSetting = (&'static str, &'static str);
+/// Settings, by their section, and the forms that a value may have: a file may have tens of thousands
+/// of settings. A section with `<name>` has subsections.
+pub(super) struct SettingForms(HashMap<&'static str, Vec<(&'static str, &'static str)>>);
 
-/// Settings without a subsection, by their section: a file may have tens of thousands of settings.
-static HARMLESS_SETTINGS: LazyLock<HashMap<&str, Vec<HarmlessSetting>>> = LazyLock::new(|| {
-    let mut by_section: HashMap<&str, Vec<HarmlessSetting>> = HashMap::new();
-    let rows = table_rows(include_str!("../../knowledge/git_settings.txt"));
-    for (name, forms) in rows.filter_map(|row| row.split_once(' ')) {
-        if let Some((section, key)) = name.split_once('.') {
-            by_section.entry(section).or_default().push((key, forms));
+static HARMLESS: LazyLock<SettingForms> =
+    LazyLock::new(|| SettingForms::new(include_str!("../../knowledge/git_settings.txt")));
+/// Settings that protect the user's work, with the forms that do.
+pub(super) static GUARDING: LazyLock<SettingForms> =
+    LazyLock::new(|| SettingForms::new(include_str!("../../knowledge/git_guarding_settings.txt")));
+
+impl SettingForms {
+    fn new(text: &'static str) -> Self {
+        let mut by_section: HashMap<&str, Vec<_>> = HashMap::new();
+        for (name, forms) in table_rows(text).filter_map(|row| row.split_once(' ')) {
+            if let Some((section, key)) = name.rsplit_once('.') {
+                by_section.entry(section).or_default().push((key, forms));
+            }
         }
+        Self(by_section)
     }
-    by_section
-});
 
+    /// Returns the forms of a setting's values, in every row for it.
+    pub(super) fn forms_of(&self, section: &str, key: &str) -> impl Iterator<Item = &'static str> {
+        let rows = self.0.get(section).into_iter().flatten();
+        rows.filter(move |(own, _)| *own == key || *own == "*").map(|(_, forms)| *forms)
+    }
+
+    /// Returns whether a value has one of the forms of the setting.
+    pub(super) fn allows_value(&self, section: &str, key: &str, value: &[u8]) -> bool {
+        self.forms_of(section, key).any(|forms| forms.split(' ').any(|form| has_form(form, value)))
+    }
+}
+
+/// Longest part of a line that is shown.
+const MAX_SHOWN_CHARACTERS: usize = 100;
 /// Git commands that only show data, and their options that start and write nothing.
 const SHOWING_COMMANDS: &[&str] =
     &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
 const SHOWING_OPTIONS: NameList = NameList::new(include_str!("../../knowledge/git_showing_options.txt"));
 
+/// Returns the part of a text that is shown, without control characters.
+pub(super) fn shorten_text(text: &str) -> String {
+    let mut shown: String = text.escape_debug().take(MAX_SHOWN_CHARACTERS).collect();
+    if text.chars().count() > MAX_SHOWN_CHARACTERS {
+        shown.push_str("...");
+    }
+    shown
+}
+
 /// Returns whether a setting without a subsection is harmless.
 pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {
-    let mut known = HARMLESS_SETTINGS.get(section).into_iter().flatten();
-    known.any(|(own, forms)| (*own == key || *own == "*") && forms.split(' ').any(|form| has_form(form, value)))
+    HARMLESS.allows_value(section, key, value)
 }
 
 /// Returns whether a value has this form, as the list of harmless settings names it.
@@ -39,10 +67,15 @@ fn has_form(form: &str, value: &[u8]) -> bool {
         "<any>" => true,
         "<bool>" => is_bool(value),
         "<switch>" => !value.is_empty() && is_bool(value),
+        "<true>" => is_true(value),
         "<off>" => is_bool(value) && !is_true(value),
         "<word>" => is_word(value),
         "<words>" => value.split(|b| *b == b',').all(|word| is_word(without_minus(word.trim_ascii_start()))),
         "<order>" => without_minus(value).split(|b| *b == b':').all(is_word),
+        "<nick>" => is_nick(value),
+        "<parts>" => value.split(|b| *b == b'#').all(|part| !part.is_empty() && is_word(part)),
+        "<prefix>" => is_branch(value.strip_suffix(b"/").unwrap_or(value)),
+        "<reference>" => value.strip_prefix(b"refs/").is_some_and(is_branch),
         "<branch>" => is_branch(value),
         "<path>" => is_relative_path(value),
         "<colour>" => is_colour(value),
@@ -63,23 +96,11 @@ fn is_alias_that_shows(value: &[u8]) -> bool {
     SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(word))
 }
 
-/// Returns whether a setting with a subsection and without an address is harmless.
+/// Returns whether a setting with a subsection is harmless, by the list alone.
 pub(super) fn is_harmless_named(section: &str, subsection: &[u8], key: &str, value: &[u8]) -> bool {
-    match (section, key) {
-        ("color", _) => is_colour(value),
-        // The authentication method that a server has asked for.
-        ("lfs", "access") => matches!(value, b"basic" | b"private" | b"none"),
-        ("lfs", "locksverify") => is_bool(value),
-        ("maintenance", "enabled") => is_bool(value),
-        ("maintenance", "schedule") => matches!(value, b"hourly" | b"daily" | b"weekly"),
-        // Other values name a directory of hooks. No value may be an option to git.
-        ("gitflow", _) => match subsection {
-            b"branch" => is_branch(value),
-            b"prefix" => is_branch(value.strip_suffix(b"/").unwrap_or(value)),
-            _ => false,
-        },
-        _ => false,
-    }
+    let own = std::str::from_utf8(subsection).map(|subsection| format!("{section}.{subsection}"));
+    HARMLESS.allows_value(&format!("{section}.<name>"), key, value)
+        || own.is_ok_and(|section| HARMLESS.allows_value(&section, key, value))
 }
 
 pub(super) fn is_bool(value: &[u8]) -> bool {

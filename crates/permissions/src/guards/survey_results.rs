@@ -105,6 +105,14 @@ pub struct RunSurveys {
 }
 
 impl RunSurveys {
+    fn found_paths(&self) -> impl Iterator<Item = &GuardedPaths> {
+        self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok())
+    }
+
+    fn named_by_user(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.settings.iter().flat_map(|settings| settings.from_top.iter_paths())
+    }
+
     /// Returns whether each of the writable `roots` was surveyed. Roots are only added, never
     /// removed.
     pub fn are_complete(&self, roots: &[Vec<u8>]) -> bool {
@@ -134,9 +142,9 @@ impl RunSurveys {
     /// location.
     pub fn pin_file(&mut self, path: &[u8]) {
         let of_path = self.trees.iter_mut().filter(|(root, _)| is_at_or_beneath(root, path));
-        for guarded_paths in of_path.filter_map(|(_, found)| found.as_mut().ok()) {
-            guarded_paths.pins.insert(path.to_vec());
-        }
+        of_path
+            .filter_map(|(_, found)| found.as_mut().ok())
+            .for_each(|guarded_paths| _ = guarded_paths.pins.insert(path.to_vec()));
     }
 
     /// Records paths that the settings of a repository name as remotes.
@@ -150,10 +158,9 @@ impl RunSurveys {
 
     /// Returns the paths of remotes beneath `path`.
     pub fn addresses_beneath(&self, path: &[u8]) -> impl Iterator<Item = &Vec<u8>> {
-        let found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         let is_beneath =
             move |guarded_path: &&Vec<u8>| guarded_path.len() > path.len() && is_at_or_beneath(path, guarded_path);
-        found.flat_map(|guarded_paths| &guarded_paths.addresses).filter(is_beneath)
+        self.found_paths().flat_map(|guarded_paths| &guarded_paths.addresses).filter(is_beneath)
     }
 
     /// Returns the reason why only a directory may be put at `path`: git fetches from there and
@@ -163,8 +170,7 @@ impl RunSurveys {
         let plain = path.strip_suffix(b".git").unwrap_or(path);
         let leads_here =
             |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
-        let mut found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        found
+        self.found_paths()
             .any(|guarded_paths| guarded_paths.addresses.iter().any(leads_here))
             .then(|| PermissionRefusal::until_write(path, "the place of a remote, from which git fetches"))
     }
@@ -207,7 +213,6 @@ impl RunSurveys {
     /// Returns the reason why `top` must not become a work tree of git: the user's settings would
     /// run or obey objects that exist there.
     pub fn refusal_of_work_tree(&self, view: RootView<'_>, top: &[u8]) -> Option<PermissionRefusal> {
-        let named = self.settings.iter().flat_map(|settings| settings.from_top.iter_paths());
         let is_there = |path: &&Vec<u8>| {
             let mut at = top.to_vec();
             for part in path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
@@ -221,7 +226,7 @@ impl RunSurveys {
             }
             true
         };
-        let guarded_path = named.into_iter().find(is_there)?;
+        let guarded_path = self.named_by_user().find(is_there)?;
         Some(protected_refusal(&join_name(top, guarded_path), LINK_TARGET_REASON))
     }
 
@@ -235,7 +240,7 @@ impl RunSurveys {
         exists: ExistsProbe<'_>,
     ) -> Option<PermissionRefusal> {
         let moves = matches!(operation, DeniedOperation::Rename | DeniedOperation::Symlink | DeniedOperation::Link);
-        for named in self.settings.iter().flat_map(|settings| settings.from_top.iter_paths()) {
+        for named in self.named_by_user() {
             let named: Vec<&[u8]> = named.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
             for end in [0].into_iter().chain(prefix_ends(path)) {
                 let beneath: Vec<&[u8]> = path[end..].split(|b| *b == b'/').skip(1).collect();
@@ -280,7 +285,7 @@ impl RunSurveys {
     /// Returns the guarded paths at and beneath `root`, and the directories that are repositories.
     pub fn guarded_beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let (mut guarded_paths, mut repositories) = (Vec::new(), Vec::new());
-        for found in self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()) {
+        for found in self.found_paths() {
             guarded_paths
                 .extend(found.targets.iter().filter(|guarded_path| is_at_or_beneath(root, guarded_path)).cloned());
             repositories
@@ -292,12 +297,12 @@ impl RunSurveys {
     /// Returns the kind of `path` in a repository that is not called `.git` and is beneath the
     /// writable root of `root_length` bytes.
     pub fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPathKind> {
-        let found = || self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        if found().all(|guarded_paths| guarded_paths.bare.is_empty()) {
+        if self.found_paths().all(|guarded_paths| guarded_paths.bare.is_empty()) {
             return None;
         }
         let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length);
-        let end = ends.find(|end| found().any(|guarded_paths| guarded_paths.bare.contains(&path[..*end])))?;
+        let end =
+            ends.find(|end| self.found_paths().any(|guarded_paths| guarded_paths.bare.contains(&path[..*end])))?;
         Some(GitPathKind::in_bare(&path[end..]))
     }
 
@@ -335,28 +340,25 @@ impl RunSurveys {
     /// Returns the reason why the directory at `path` must stay in place or must not be removed
     /// when empty.
     pub fn refusal_to_move(&self, path: &[u8], is_removed: bool) -> Option<PermissionRefusal> {
-        let surveys = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        surveys.into_iter().find_map(|guarded_paths| guarded_paths.refusal_to_move(path, is_removed))
+        self.found_paths().find_map(|guarded_paths| guarded_paths.refusal_to_move(path, is_removed))
     }
 
     /// Returns the state of the repository in the directory of `path` when it was surveyed.
     pub fn repository_state(&self, view: RootView<'_>, path: &[u8]) -> Option<RepositoryState> {
         let stat = view.stat_path(parent_path(path)).ok()?;
         let key = (stat.st_dev, stat.st_ino);
-        self.trees.iter().find_map(|(_, survey)| survey.as_ref().ok()?.repositories.get(&key).copied())
+        self.found_paths().find_map(|guarded_paths| guarded_paths.repositories.get(&key).copied())
     }
 
     /// Returns whether a file of the trees has a guarded name and other names.
     pub fn has_linked(&self) -> bool {
-        self.trees.iter().any(|(_, survey)| survey.as_ref().is_ok_and(|guarded_paths| !guarded_paths.linked.is_empty()))
+        self.found_paths().any(|guarded_paths| !guarded_paths.linked.is_empty())
     }
 
     /// Returns whether this file has a guarded name and other names.
     pub fn is_linked(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
-        self.trees
-            .iter()
-            .any(|(_, survey)| survey.as_ref().is_ok_and(|guarded_paths| guarded_paths.linked.contains(&key)))
+        self.found_paths().any(|guarded_paths| guarded_paths.linked.contains(&key))
     }
 }
 

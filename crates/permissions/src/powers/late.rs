@@ -2,36 +2,27 @@
 //! level restricted the kernel does not let the run read them, because Landlock rules apply to
 //! objects that existed at the start.
 
-use std::path::PathBuf;
-
-use super::{AttemptPermissions, is_at_or_beneath, normalize_path};
+use super::AttemptPermissions;
 
 impl AttemptPermissions {
-    /// Adds writable roots that the kernel does not let the run read.
-    pub fn read_late(&mut self, roots: &[PathBuf]) {
-        self.late.extend(roots.iter().map(|root| normalize_path(root)));
-    }
-
     /// Returns whether the broker decides on each open for reading.
     pub fn asks_reads(&self) -> bool {
-        self.traced || !self.late.is_empty()
+        self.traced || !self.late.paths().is_empty()
     }
 
     /// Returns whether the broker opens some files for reading.
     pub fn reads_late(&self) -> bool {
-        !self.late.is_empty()
+        !self.late.paths().is_empty()
     }
 
     /// Returns whether the broker opens the object at `path` for reading, because the run may read
     /// it and the kernel does not let it.
     pub fn is_read_late(&self, path: &[u8]) -> bool {
-        let mut roots = self.late.iter().chain(&self.added);
-        roots.any(|root| is_at_or_beneath(root, path)) && self.hidden_refusal(path).is_none()
+        (self.late.covers(path) || self.added.covers(path)) && self.hidden_refusal(path).is_none()
     }
 
     /// Returns whether a writable root is beneath `path`, which has no guarded name.
     pub(super) fn leads_to_root(&self, path: &[u8]) -> bool {
-        self.names.find_match(path).is_none()
-            && self.writable.iter().any(|root| root != path && is_at_or_beneath(path, root))
+        self.names.find_match(path).is_none() && self.writable.reaches_beneath(path)
     }
 }

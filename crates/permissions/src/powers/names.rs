@@ -1,43 +1,24 @@
 //! Classification of names: guarded, judged by content, or known to be harmless.
 
-use stockade_model::DeniedOperation;
+use stockade_model::{DeniedOperation, NameList};
 
-use super::{AttemptPermissions, deepest_root, is_at_or_beneath, prefix_ends};
+use super::{AttemptPermissions, is_at_or_beneath, prefix_ends};
 use crate::guards::fold_name;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::project_part::{ProjectPathKind, is_in_dependencies};
 
 /// Settings directories of editors, agents and hooks. Their content is guarded; an empty one has no
 /// effect.
-const SETTINGS_DIRECTORIES: [&str; 18] = [
-    ".agents",
-    ".amazonq",
-    ".claude",
-    ".codex",
-    ".continue",
-    ".copilot",
-    ".cursor",
-    ".devcontainer",
-    ".fleet",
-    ".gemini",
-    ".idea",
-    ".kiro",
-    ".opencode",
-    ".qwen",
-    ".roo",
-    ".vscode",
-    ".windsurf",
-    ".zed",
-];
+const SETTINGS_DIRECTORIES: NameList = NameList::new(include_str!("../../knowledge/settings_directories.txt"));
 
 impl AttemptPermissions {
     /// Returns the kind of `path` in the directory of a repository, the parts of which are judged
     /// by name and content. Returns `None` if it is guarded or free like any other name.
     pub fn git_part(&self, path: &[u8]) -> Option<GitPathKind> {
-        if !self.checks_content || self.is_staged(path) || self.in_private_tree(path) {
+        if !self.checks_content_at(path) {
             return None;
         }
-        let root = deepest_root(&self.writable, path)?.len();
+        let root = self.writable.deepest(path)?.len();
         let (top, part) = GitPathKind::classify_path(path, root)?;
         (self.names.find_match(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
     }
@@ -47,12 +28,8 @@ impl AttemptPermissions {
         if let Some(part) = self.git_part(path) {
             return part.guarded_content();
         }
-        if path.ends_with(b"/.gitmodules")
-            && self.checks_content
-            && !self.is_staged(path)
-            && !self.in_private_tree(path)
-        {
-            let root = deepest_root(&self.writable, path)?.len();
+        if path.ends_with(b"/.gitmodules") && self.checks_content_at(path) {
+            let root = self.writable.deepest(path)?.len();
             return (!self.is_guarded_above(path, root, path.len())).then_some(GuardedContent::Modules);
         }
         match self.project_part(path)? {
@@ -62,10 +39,14 @@ impl AttemptPermissions {
     }
 
     /// Returns the kind of `path` among the settings of a project, if these are guarded.
+    fn checks_content_at(&self, path: &[u8]) -> bool {
+        self.checks_content && !self.is_staged(path) && !self.in_private_tree(path)
+    }
+
     fn project_part(&self, path: &[u8]) -> Option<ProjectPathKind> {
-        let root = deepest_root(&self.writable, path)?.len();
+        let root = self.writable.deepest(path)?.len();
         let (unit, part) = ProjectPathKind::classify_path(path, root)?;
-        let is_checked = self.checks_content && !self.is_staged(path) && !self.in_private_tree(path);
+        let is_checked = self.checks_content_at(path);
         // The broker does not read hidden files on behalf of any process.
         let is_checked = is_checked && self.hidden_refusal(path).is_none();
         // A profile may guard one of the files by its own name.
@@ -122,7 +103,7 @@ impl AttemptPermissions {
             .filter(|end| *end > length)
             .filter_map(|end| self.names.find_match(&path[..end]));
         self.is_of_work_tree(path)
-            && units.next().is_some_and(|unit| SETTINGS_DIRECTORIES.contains(&unit.as_str()))
+            && units.next().is_some_and(|unit| SETTINGS_DIRECTORIES.contains(unit))
             && units.next().is_none()
     }
 

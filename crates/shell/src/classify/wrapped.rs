@@ -90,12 +90,9 @@ impl Classifier<'_> {
         } else {
             self.classify_command(command, stdin, at)
         };
-        let mut index = 0;
-        self.findings.retain(|f| {
-            index += 1;
-            index <= before
-                || (f.tier == Tier::Deny && PRESERVED_FINDINGS.contains(&f.code.as_str()))
-                || (f.tier == Tier::Ask && f.impact.needs_consent())
+        self.keep_findings(before, |f| match f.tier {
+            Tier::Deny => PRESERVED_FINDINGS.contains(&f.code.as_str()),
+            tier => tier == Tier::Ask && f.impact.needs_consent(),
         });
         self.capabilities = needs;
         flow

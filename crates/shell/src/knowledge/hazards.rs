@@ -8,6 +8,8 @@ pub(crate) struct Hazard {
     /// None of these may be among them.
     pub unless: &'static [&'static str],
     pub code: &'static str,
+    /// Sentence for a person.
+    pub message: &'static str,
 }
 
 // HAZARDS; BY_NAME, sorted by name; BY_BEGINNING, names with a wildcard at their end. No name is
@@ -16,7 +18,7 @@ include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
 /// Returns the denied uses of a program.
 pub(crate) fn program_hazards(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
-    super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &HAZARDS[at])
+    stockade_effects::find_rows(BY_NAME, BY_BEGINNING, program).map(|at| &HAZARDS[at])
 }
 
 #[cfg(test)]
@@ -36,9 +38,9 @@ mod tests {
                 })
                 .collect()
         };
-        assert_eq!(whole.len(), HAZARDS.len() + 1);
+        assert_eq!(whole.len(), HAZARDS.len() + 2);
         assert!(HAZARDS.len() > 100, "{}", HAZARDS.len());
-        for (name, table) in whole.iter().filter(|(name, _)| *name != "lists") {
+        for (name, table) in whole.iter().filter(|(name, _)| !["lists", "messages"].contains(&name.as_str())) {
             let needs: Vec<Vec<String>> = table.get("needs").map_or_else(Vec::new, |groups| {
                 groups.as_array().unwrap().iter().map(|group| words(group.as_str().unwrap())).collect()
             });
@@ -46,6 +48,7 @@ mod tests {
             for program in table["programs"].as_str().unwrap().split_ascii_whitespace() {
                 let found = program_hazards(program.trim_end_matches('*').as_bytes()).any(|hazard| {
                     hazard.code == table["code"].as_str().unwrap()
+                        && hazard.message == whole["messages"][hazard.code].as_str().unwrap()
                         && hazard.needs.iter().map(|g| g.to_vec()).collect::<Vec<_>>() == needs
                         && hazard.unless == unless
                 });

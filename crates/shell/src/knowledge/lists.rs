@@ -3,10 +3,7 @@
 
 include!(concat!(env!("OUT_DIR"), "/lists.rs"));
 
-/// Returns whether a word is in the list.
-pub(crate) fn has_word(list: &[&str], word: &[u8]) -> bool {
-    list.iter().any(|known| known.as_bytes() == word)
-}
+pub(crate) use stockade_effects::has_word;
 
 /// Returns whether a part is in the text. Searches for the first byte and then compares the rest,
 /// because the texts are long.

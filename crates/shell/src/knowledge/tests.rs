@@ -1,10 +1,12 @@
 //! Checks that the knowledge base is well formed, and that every example of every entry holds.
 
-use std::collections::BTreeMap;
+use std::path::Path;
 
+use toml::Table;
+
+use super::entries::{parse_entry, same_names};
 use super::*;
 use crate::CommandContext;
-use crate::knowledge::text::TableValue;
 use stockade_model::{RawText, Tier};
 
 fn context() -> CommandContext {
@@ -16,63 +18,52 @@ fn context() -> CommandContext {
     }
 }
 
-fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    FILES.iter().flat_map(|(family, text)| parse_tables(text).map(move |(name, body)| (*family, name, body)))
+/// Returns the tables of programs, with their families.
+fn all() -> Vec<(String, String, Table)> {
+    let mut all = Vec::new();
+    for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("knowledge")).unwrap() {
+        let path = file.unwrap().path();
+        let family = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if !["hazards", "lists", "neutralise"].contains(&family.as_str()) {
+            let tables: Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
+            let tables = tables.into_iter().map(|(name, table)| (family.clone(), name, table.try_into().unwrap()));
+            all.extend(tables);
+        }
+    }
+    assert!(all.len() > 400, "{} tables", all.len());
+    all
+}
+
+fn programs() -> impl Iterator<Item = (String, String, Table)> {
+    all().into_iter().filter(|(_, name, _)| !name.starts_with('@'))
 }
 
 /// Returns the examples of a table.
-fn lists(body: &'static str, list_key: &str) -> Vec<&'static str> {
-    parse_pairs(body)
-        .filter_map(|pair| match pair.unwrap() {
-            (key, TableValue::List(list)) if key == list_key => Some(list),
-            _ => None,
-        })
-        .flatten()
-        .collect()
+fn lists<'t>(table: &'t Table, list_key: &str) -> Vec<&'t str> {
+    let list = table.get(list_key).and_then(toml::Value::as_array).into_iter().flatten();
+    list.map(|example| example.as_str().unwrap()).collect()
 }
 
 #[test]
 fn every_table_is_readable_and_sourced() {
-    let mut seen = BTreeMap::new();
-    for slot in &SLOTS {
-        assert!(seen.insert(slot.name, slot.canonical).is_none(), "{} is there twice", slot.name);
-    }
-    for (family, name, body) in all() {
-        let entry = parse_table(body).unwrap_or_else(|fault| panic!("{family}: [{name}]: {fault}"));
-        let keys: Vec<&str> = parse_pairs(body).map(|pair| pair.unwrap().0).collect();
-        assert!(keys.contains(&"source"), "{name} has no source");
-        assert!(keys.iter().skip(1).all(|key| *key != "same"), "{name}: `same` comes first");
-        for set in entry.sanitize_sets.iter().chain(entry.sanitize_options.iter().map(|(_, set)| set)) {
+    for (_, name, table) in all() {
+        assert!(table.contains_key("source"), "{name} has no source");
+        if name.starts_with('@') {
+            continue;
+        }
+        let entry = find_command(&name).unwrap_or_else(|| panic!("{name} is not found"));
+        for other in same_names(&name, &table) {
+            assert!(std::ptr::eq(find_command(other).unwrap(), entry), "{name}: {other}");
+            assert_eq!(canonical_name(other), Some(canonical_name(&name).unwrap()), "{other}");
+        }
+        let of_options = entry.sanitize_options.iter().map(|option| option.split_once(':').unwrap().1);
+        for set in entry.sanitize_sets.iter().copied().chain(of_options) {
             assert!(find_sanitize_set(set).is_some(), "{name}: {set}");
         }
         for option in
-            entry.requires.iter().chain(&entry.operand_options).chain(&entry.operands_with).chain(&entry.reader_with)
+            entry.requires.iter().chain(entry.operand_options).chain(entry.operands_with).chain(entry.reader_with)
         {
             assert!(entry.find_option(option).is_some(), "{name}: {option} is no option of it");
-        }
-    }
-}
-
-/// Checks that the small TOML parser agrees with the full one.
-#[test]
-fn the_files_are_toml() {
-    for (family, text) in FILES.iter().chain(&[("neutralise", include_str!("../../knowledge/neutralise.toml"))]) {
-        let whole: toml::Table = text.parse().unwrap_or_else(|error| panic!("{family}: {error}"));
-        let ours: Vec<_> = parse_tables(text).collect();
-        assert_eq!(ours.len(), whole.len(), "{family}");
-        for (name, body) in ours {
-            let table = whole[name].as_table().unwrap();
-            let keys: Vec<_> =
-                parse_pairs(body).collect::<Result<_, _>>().unwrap_or_else(|l| panic!("{family}: [{name}]: {l}"));
-            assert_eq!(keys.len(), table.len(), "{family}: [{name}]");
-            for (key, value) in keys {
-                let real = match value {
-                    TableValue::Text(text) => toml::Value::from(text),
-                    TableValue::Flag(flag) => toml::Value::from(flag),
-                    TableValue::List(list) => toml::Value::from(list),
-                };
-                assert_eq!(real, table[key], "{family}: [{name}] {key}");
-            }
         }
     }
 }
@@ -81,10 +72,10 @@ fn the_files_are_toml() {
 fn every_entry_has_examples_that_hold() {
     let context = context();
     let mut faults = Vec::new();
-    for (family, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
+    for (family, name, body) in programs() {
         let mut count = 0;
         for (key, tier) in [("allow", Tier::Allow), ("ask", Tier::Ask), ("deny", Tier::Deny)] {
-            for example in lists(body, key) {
+            for example in lists(&body, key) {
                 count += 1;
                 let assessment = crate::assess_script(example.as_bytes(), &context);
                 if assessment.tier != tier {
@@ -102,26 +93,36 @@ fn every_entry_has_examples_that_hold() {
 
 #[test]
 fn the_base_has_its_declared_width() {
-    let programs = SLOTS.iter().filter(|s| !s.name.contains(' ') && !s.name.starts_with('@')).count();
+    let programs = commands::NAMES.iter().filter(|(name, ..)| !name.contains(' ')).count();
     assert!(programs >= 300, "{programs} programs");
-    let git = SLOTS.iter().filter(|s| s.name.starts_with("git ")).count();
+    let git = commands::NAMES.iter().filter(|(name, ..)| name.starts_with("git ")).count();
     assert!(git >= 100, "{git} subcommands of git");
 }
 
 #[test]
 fn harm_wins_over_inert() {
-    let entry = parse_table("writes = \"-o:\"\nflags = \"-o\"\n").unwrap();
-    assert_eq!(entry.find_option("-o").unwrap().effect, OptionEffect::Writes);
-    let entry = parse_table("executes = \"-o:\"\nwrites = \"-o\"\n").unwrap();
-    assert_eq!(entry.find_option("-o").unwrap().effect, OptionEffect::Executes);
+    let effect = |text: &str| {
+        let entry = parse_entry(&text.parse().unwrap(), &|_| None).unwrap();
+        assert_eq!(entry.options.0.len(), 1);
+        entry.options.0[0].1.effect
+    };
+    assert_eq!(effect("writes = \"-o:\"\nflags = \"-o\"\n"), OptionEffect::Writes);
+    assert_eq!(effect("executes = \"-o:\"\nwrites = \"-o\"\n"), OptionEffect::Executes);
 }
 
 #[test]
 fn meaningless_options_are_refused() {
-    for body in
-        ["flag = \"-x\"\n", "operands = \"thing\"\n", "valued = \"-x:thing\"\n", "does = \"harm\"\n", "any = \"x\"\n"]
-    {
-        assert!(parse_table(body).is_err(), "{body}");
+    for body in [
+        "flag = \"-x\"\n",
+        "operands = \"thing\"\n",
+        "valued = \"-x:thing\"\n",
+        "does = \"harm\"\n",
+        "any = \"x\"\n",
+        "flags = true\n",
+        "like = \"@none\"\n",
+        "optional = \"-x\"\n",
+    ] {
+        assert!(parse_entry(&body.parse().unwrap(), &|_| None).is_err(), "{body}");
     }
 }
 
@@ -179,10 +180,10 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
     let context = context();
     let mut count = 0;
     let mut faults = Vec::new();
-    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
-        let entry = parse_table(body).unwrap();
-        let names = std::iter::once(name).chain(same(name, body));
-        let Some(example) = lists(body, "allow").into_iter().find(|e| !e.contains(['|', '&', ';', '<', '$', '=']))
+    for (_, name, body) in programs() {
+        let entry = find_command(&name).unwrap();
+        let names = std::iter::once(name.as_str()).chain(same_names(&name, &body));
+        let Some(example) = lists(&body, "allow").into_iter().find(|e| !e.contains(['|', '&', ';', '<', '$', '=']))
         else {
             continue;
         };
@@ -192,7 +193,7 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
             let mut words: Vec<String> = program.split(' ').map(str::to_owned).collect();
             words.extend(base[fixed..].iter().cloned());
             for (option, spec) in entry.options.iter().filter(|(_, spec)| spec.effect != OptionEffect::Inert) {
-                for argv in spellings(&entry, option, *spec, &words, fixed) {
+                for argv in spellings(entry, option, *spec, &words, fixed) {
                     count += 1;
                     let texts: Vec<RawText> = argv.iter().map(|w| RawText::from(w.as_str())).collect();
                     if crate::assess_argv(&texts, &context).tier == Tier::Allow {
@@ -243,8 +244,8 @@ fn allowed_commands_are_not_allowed_when_abused() {
     let context = context();
     let (mut entries, mut count) = (0, 0);
     let mut faults = Vec::new();
-    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
-        let examples = lists(body, "allow");
+    for (_, name, body) in programs() {
+        let examples = lists(&body, "allow");
         entries += usize::from(!examples.is_empty());
         for example in examples {
             for abuse in ABUSES {
@@ -267,16 +268,16 @@ fn programs_without_a_harmless_use_are_never_allowed() {
     let context = context();
     let mut faults = Vec::new();
     let mut count = 0;
-    for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
-        let entry = parse_table(body).unwrap();
-        if !lists(body, "allow").is_empty() {
+    for (_, name, body) in programs() {
+        let entry = find_command(&name).unwrap();
+        if !lists(&body, "allow").is_empty() {
             continue;
         }
         let plain = ["", " a.txt", " -- a.txt", " -c id", " -e id", " -x id", " -o out.txt a.txt", " --exec=id", " -"];
         let options = entry.options.iter().filter(|(_, spec)| spec.effect != OptionEffect::Inert);
         let options = options.flat_map(|(o, _)| [format!(" {o}"), format!(" {o} id"), format!(" {o}=id a.txt")]);
         let tails: Vec<String> = plain.iter().map(|tail| (*tail).to_owned()).chain(options).collect();
-        for program in std::iter::once(name).chain(same(name, body)) {
+        for program in std::iter::once(name.as_str()).chain(same_names(&name, &body)) {
             for tail in &tails {
                 count += 1;
                 let script = format!("{program}{tail}");
@@ -288,13 +289,4 @@ fn programs_without_a_harmless_use_are_never_allowed() {
     }
     assert!(count > 10_000, "{count}");
     assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
-}
-
-fn same(name: &str, body: &'static str) -> Vec<&'static str> {
-    let text = parse_pairs(body).find_map(|pair| match pair.unwrap() {
-        ("same", TableValue::Text(text)) => Some(text),
-        _ => None,
-    });
-    let separator = if name.contains(' ') { ',' } else { ' ' };
-    text.unwrap_or_default().split(separator).map(str::trim).filter(|n| !n.is_empty()).collect()
 }

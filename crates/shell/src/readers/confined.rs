@@ -10,7 +10,7 @@ use crate::words::ExpandedArgument;
 
 /// Reports the first word of a writing command that may name a path outside the workspace.
 pub(super) fn check_confined(classifier: &mut Classifier, arguments: &[ExpandedArgument]) {
-    let inside = classifier.scope.cwd.as_ref().is_some_and(|cwd| is_inside(classifier, cwd));
+    let inside = classifier.scope.cwd.as_ref().is_some_and(|cwd| paths::is_inside(cwd, classifier.context));
     let beyond = arguments.iter().find(|argument| !inside || !is_inside_workspace(classifier, argument));
     if let Some(argument) = beyond {
         record_outside_write(classifier, argument.span);
@@ -52,10 +52,6 @@ pub(crate) fn record_outside_write(classifier: &mut Classifier, at: (usize, usiz
     );
 }
 
-fn is_inside(classifier: &Classifier, path: &[u8]) -> bool {
-    matches!(paths::locate_path(path, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
-}
-
 /// Returns whether the path is in git's own directory, where a file may be a program or a setting.
 fn is_of_git(path: &[u8]) -> bool {
     path.split(|b| *b == b'/').any(|name| name.eq_ignore_ascii_case(b".git"))
@@ -80,7 +76,7 @@ fn leads_inside(classifier: &Classifier, path: &[u8]) -> bool {
     let is_home = path.starts_with(b"~");
     let resolved = paths::make_absolute(path, classifier.scope.cwd.as_deref());
     let lies_inside = |path: Vec<u8>| {
-        is_inside(classifier, &path) && !rules::write::is_target(classifier, &path) && !is_of_git(&path)
+        paths::is_inside(&path, classifier.context) && !rules::write::is_target(classifier, &path) && !is_of_git(&path)
     };
     !is_remote && !is_home && (path.is_empty() || resolved.is_some_and(lies_inside))
 }

@@ -3,7 +3,7 @@
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
 use crate::knowledge::lists;
-use crate::paths::{self, PathLocation, PathSensitivity};
+use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::{ask_for_secret, classify_text, dynamic_text, report_secret_search};
@@ -22,33 +22,32 @@ pub(super) fn classify_find(classifier: &mut Classifier, invocation: &Invocation
             );
             continue;
         }
-        let shown = argument.display_bytes();
-        let word = String::from_utf8_lossy(&shown).into_owned();
-        if !in_expression && (matches!(word.as_str(), "-L" | "-H" | "-P") || word.starts_with("-O")) {
+        let word = argument.display_bytes();
+        if !in_expression && (matches!(word.as_slice(), b"-L" | b"-H" | b"-P") || word.starts_with(b"-O")) {
             continue;
         }
-        in_expression |= word.starts_with('-') || word == "(" || word == "!";
+        in_expression |= word.starts_with(b"-") || word == b"(" || word == b"!";
         if !in_expression {
             classify_start(classifier, argument);
             starts.push(argument.clone());
-        } else if lists::FIND_VALUED.contains(&word.as_str()) || lists::FIND_FILES.contains(&word.as_str()) {
+        } else if lists::has_word(lists::FIND_VALUED, &word) || lists::has_word(lists::FIND_FILES, &word) {
             let Some(value) = arguments.next() else {
                 classifier.record_ask("unknown-option", "An option without its value.", argument.span);
                 continue;
             };
             classify_text(classifier, value);
-            if lists::FIND_FILES.contains(&word.as_str()) {
+            if lists::has_word(lists::FIND_FILES, &word) {
                 ask_for_secret(classifier, value);
             } else {
                 hunts_by_name(classifier, &starts, value);
             }
-        } else if lists::FIND_ACTIONS.contains(&word.as_str()) {
+        } else if lists::has_word(lists::FIND_ACTIONS, &word) {
             classifier.record_ask(
                 "executing-option",
                 "A search that writes, removes or runs something.",
                 argument.span,
             );
-        } else if !lists::FIND_FLAGS.contains(&word.as_str()) {
+        } else if !lists::has_word(lists::FIND_FLAGS, &word) {
             classifier.record_ask("unknown-option", "An option that is not known to be harmless.", argument.span);
         }
     }
@@ -80,7 +79,7 @@ fn hunts_by_name(classifier: &mut Classifier, starts: &[ExpandedArgument], name:
             .is_none_or(|path| paths::locate_path(&path, classifier.context) != PathLocation::Workspace)
     });
     let path = [b"/", name.display_bytes().as_slice()].concat();
-    if outside && paths::path_sensitivity(&path, classifier.context) == Some(PathSensitivity::Secret) {
+    if outside && paths::is_secret(&path, classifier.context) {
         classifier.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
     }
 }
@@ -102,7 +101,6 @@ pub(super) fn classify_test(classifier: &mut Classifier, invocation: &Invocation
     let mut previous_is_number = false;
     for (i, word) in words.iter().enumerate() {
         let shown = word.display_bytes();
-        let name = String::from_utf8_lossy(&shown).into_owned();
         dynamic_text(classifier, word);
         if word.is_glob() && invocation.name != b"[[" {
             classifier.record_ask("wildcard", "A wildcard where one word is expected.", word.span);
@@ -110,7 +108,7 @@ pub(super) fn classify_test(classifier: &mut Classifier, invocation: &Invocation
         if previous_is_number && !is_integer(&shown) {
             classifier.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
-        previous_is_number = lists::NUMBER_TESTS.contains(&name.as_str());
+        previous_is_number = lists::has_word(lists::NUMBER_TESTS, &shown);
         if previous_is_number
             && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes()))
         {
@@ -119,8 +117,8 @@ pub(super) fn classify_test(classifier: &mut Classifier, invocation: &Invocation
         let known =
             [lists::FILE_TESTS, lists::STRING_TESTS, lists::COMPARISONS, lists::NUMBER_TESTS, lists::TEST_OPERATORS]
                 .iter()
-                .any(|list| list.contains(&name.as_str()));
-        if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
+                .any(|list| lists::has_word(list, &shown));
+        if shown.starts_with(b"-") && shown.len() > 1 && !known && !is_integer(&shown) {
             classifier.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }
         // A word beside such an operator is a path, any other is text.

@@ -2,16 +2,26 @@
 //! the rest is `ask`.
 
 use crate::classify::Classifier;
-use crate::knowledge::lists;
+use crate::knowledge::{ValueKind, lists};
 use crate::words::ExpandedArgument;
 
-/// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
-/// 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w` of `s` run programs or access files.
-pub(super) fn accept_sed(classifier: &mut Classifier, value: &ExpandedArgument) {
-    let harmless = value.literal_value().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
-    if !harmless {
-        classifier.record_ask("sed-script", "A sed script that may do more than print.", value.span);
+/// Accepts a program in a language that has this kind, if it surely only reads.
+pub(super) fn accept_program(classifier: &mut Classifier, kind: ValueKind, value: &ExpandedArgument) {
+    let (is_harmless, code, message): (fn(&[u8]) -> bool, _, _) = match kind {
+        ValueKind::Sed => (is_harmless_sed, "sed-script", "A sed script that may do more than print."),
+        ValueKind::Awk => (is_harmless_awk, "awk-program", "An awk program that may do more than print."),
+        _ => (is_harmless_jq, "jq-filter", "A filter that may do more than read its input."),
+    };
+    if !value.literal_value().is_some_and(|program| is_harmless(&program)) {
+        classifier.record_ask(code, message, value.span);
     }
+}
+
+/// Returns whether a sed script has only addresses and commands that print, delete or substitute
+/// (sed(1) 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w` of `s` run programs or access
+/// files.
+fn is_harmless_sed(script: &[u8]) -> bool {
+    SedReader { script, at: 0 }.is_harmless()
 }
 
 struct SedReader<'a> {
@@ -22,6 +32,19 @@ struct SedReader<'a> {
 impl SedReader<'_> {
     fn peek(&self) -> Option<u8> {
         self.script.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let byte = self.peek()?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    /// Skips the next byte if it is one of these.
+    fn skip_one(&mut self, bytes: &[u8]) -> bool {
+        let is_it = self.peek().is_some_and(|byte| bytes.contains(&byte));
+        self.at += usize::from(is_it);
+        is_it
     }
 
     fn skip_bytes(&mut self, matches_byte: impl Fn(u8) -> bool) {
@@ -46,21 +69,16 @@ impl SedReader<'_> {
     fn parse_command(&mut self) -> Option<()> {
         if self.parse_address()? {
             self.skip_bytes(|b| b == b' ');
-            if self.peek() == Some(b',') {
-                self.at += 1;
+            if self.skip_one(b",") {
                 self.skip_bytes(|b| b == b' ');
-                if matches!(self.peek(), Some(b'+' | b'~')) {
-                    self.at += 1;
-                }
+                self.skip_one(b"+~");
                 if !self.parse_address()? {
                     return None;
                 }
             }
         }
         self.skip_bytes(|b| b == b' ' || b == b'!');
-        let command = self.peek()?;
-        self.at += 1;
-        match command {
+        match self.next()? {
             b'p' | b'P' | b'd' | b'D' | b'=' | b'n' | b'N' | b'g' | b'G' | b'h' | b'H' | b'x' | b'z' | b'F' => {}
             b'l' | b'q' | b'Q' => self.skip_bytes(|b| b.is_ascii_digit() || b == b' '),
             b'{' => return Some(()),
@@ -78,35 +96,20 @@ impl SedReader<'_> {
 
     /// Parses an address; returns whether there is one.
     fn parse_address(&mut self) -> Option<bool> {
-        match self.peek() {
-            Some(b'0'..=b'9') => {
-                self.skip_bytes(|b| b.is_ascii_digit() || b == b'~');
-                Some(true)
-            }
-            Some(b'$') => {
-                self.at += 1;
-                Some(true)
-            }
-            Some(b'/') => {
-                self.at += 1;
-                self.skip_past(b'/', true)?;
-                self.skip_bytes(|b| b == b'I' || b == b'M');
-                Some(true)
-            }
-            Some(b'\\') => {
-                self.at += 1;
-                let delimiter = self.take_delimiter()?;
-                self.skip_past(delimiter, true)?;
-                self.skip_bytes(|b| b == b'I' || b == b'M');
-                Some(true)
-            }
-            _ => Some(false),
+        if self.peek().is_some_and(|b| b.is_ascii_digit()) {
+            self.skip_bytes(|b| b.is_ascii_digit() || b == b'~');
+        } else if self.peek() == Some(b'/') || self.skip_one(b"\\") {
+            let delimiter = self.take_delimiter()?;
+            self.skip_past(delimiter, true)?;
+            self.skip_bytes(|b| b == b'I' || b == b'M');
+        } else {
+            return Some(self.skip_one(b"$"));
         }
+        Some(true)
     }
 
     fn take_delimiter(&mut self) -> Option<u8> {
-        let delimiter = self.peek()?;
-        self.at += 1;
+        let delimiter = self.next()?;
         (!delimiter.is_ascii_alphanumeric()
             && !delimiter.is_ascii_whitespace()
             && delimiter != b'\\'
@@ -118,8 +121,7 @@ impl SedReader<'_> {
     /// is an ordinary byte for some versions of sed and the end for others, so it is unknown.
     fn skip_past(&mut self, delimiter: u8, in_pattern: bool) -> Option<()> {
         loop {
-            let byte = self.peek()?;
-            self.at += 1;
+            let byte = self.next()?;
             match byte {
                 b'\\' => self.at += 1,
                 b'\n' => return None,
@@ -132,20 +134,14 @@ impl SedReader<'_> {
 
     /// Parses the rest of a bracket expression as in regex(7).
     fn parse_brackets(&mut self, delimiter: u8) -> Option<()> {
-        if self.peek() == Some(b'^') {
-            self.at += 1;
-        }
-        if self.peek() == Some(b']') {
-            self.at += 1;
-        }
+        self.skip_one(b"^");
+        self.skip_one(b"]");
         loop {
-            let byte = self.peek()?;
-            self.at += 1;
+            let byte = self.next()?;
             match byte {
                 b']' => return Some(()),
                 b'[' if self.peek().is_some_and(|b| b":.=".contains(&b)) => {
-                    let kind = self.peek()?;
-                    self.at += 1;
+                    let kind = self.next()?;
                     while !(self.peek()? == kind && self.script.get(self.at + 1) == Some(&b']')) {
                         if matches!(self.peek(), Some(b'\n' | b'\\')) || self.peek() == Some(delimiter) {
                             return None;
@@ -172,18 +168,10 @@ impl SedReader<'_> {
     }
 }
 
-/// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
-/// `@`, none of the names above.
-pub(super) fn accept_awk(classifier: &mut Classifier, value: &ExpandedArgument) {
-    let harmless = value.literal_value().is_some_and(|program| awk_is_harmless(&program));
-    if !harmless {
-        classifier.record_ask("awk-program", "An awk program that may do more than print.", value.span);
-    }
-}
-
-fn awk_is_harmless(program: &[u8]) -> bool {
-    let code = without_strings(program);
-    let Some(code) = code else { return false };
+/// Returns whether an awk program cannot run, write or connect: no pipes, no output redirection, no
+/// `@`, no harmful name.
+fn is_harmless_awk(program: &[u8]) -> bool {
+    let Some(code) = without_strings(program) else { return false };
     for (i, &byte) in code.iter().enumerate() {
         match byte {
             b'@' | b'`' => return false,
@@ -267,15 +255,10 @@ fn opens_pattern(before: &[u8]) -> bool {
     !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
 
-/// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
+/// Returns whether a jq filter only reads its input: no `env`, no `$ENV`, no modules, no use of
 /// `input_filename` (jq(1) 1.6).
-pub(super) fn accept_jq(classifier: &mut Classifier, value: &ExpandedArgument) {
-    let harmless = value
-        .literal_value()
-        .is_some_and(|filter| !awk_names(&filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name)));
-    if !harmless {
-        classifier.record_ask("jq-filter", "A filter that may do more than read its input.", value.span);
-    }
+fn is_harmless_jq(filter: &[u8]) -> bool {
+    !awk_names(filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name))
 }
 
 #[cfg(test)]
@@ -318,7 +301,7 @@ mod tests {
             "NR==1 || /\"/ {print \"a/b\"}",
             "{n += $1 / 2} END {print n}",
         ] {
-            assert!(awk_is_harmless(harmless.as_bytes()), "{harmless}");
+            assert!(is_harmless_awk(harmless.as_bytes()), "{harmless}");
         }
         for hidden in [
             "{ print /\"/ ; print \"x\" > \"f\" ; print /\"/ }",
@@ -335,7 +318,7 @@ mod tests {
             "{\"id\" | getline}",
             "@load \"x\"",
         ] {
-            assert!(!awk_is_harmless(hidden.as_bytes()), "{hidden}");
+            assert!(!is_harmless_awk(hidden.as_bytes()), "{hidden}");
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
 
-pub(crate) use self::values::{ask_for_secret, host_name, read_file};
+pub(crate) use self::values::{ask_for_secret, read_file};
 use self::values::{classify_text, dynamic_text, report_secret_search, value_of};
 
 /// Classifies a command as a reader. Returns the flow of its output.
@@ -107,7 +107,9 @@ fn known_use(classifier: &mut Classifier, name: &str, invocation: &Invocation) -
     if name == "git" {
         other_repository(classifier, invocation);
     }
-    let known = classify_subcommand(classifier, name, &arguments[parsed.rest..], &parsed.operands, invocation.span);
+    let rest = &arguments[parsed.rest..];
+    let known = options::find_subcommand(name, &parsed.operands[0], rest.first())
+        .map(|(entry, words)| classify_arguments(classifier, entry, &rest[words..], invocation.span));
     classifier.scope.cwd = scope;
     if known.is_none() {
         report_effects(classifier, entry, false, invocation.span);
@@ -127,25 +129,6 @@ fn other_repository(classifier: &mut Classifier, invocation: &Invocation) {
     }
 }
 
-fn classify_subcommand(
-    classifier: &mut Classifier,
-    program: &str,
-    rest: &[ExpandedArgument],
-    operands: &[ExpandedArgument],
-    at: (usize, usize),
-) -> Option<DataFlow> {
-    let word = |argument: Option<&ExpandedArgument>| String::from_utf8(argument?.literal_value()?).ok();
-    let program = knowledge::canonical_name(program)?;
-    let name = word(operands.first())?;
-    if let Some(second) = word(rest.first())
-        && let Some(entry) = knowledge::find_command(&format!("{program} {name} {second}"))
-    {
-        return Some(classify_arguments(classifier, entry, &rest[1..], at));
-    }
-    let entry = knowledge::find_command(&format!("{program} {name}"))?;
-    Some(classify_arguments(classifier, entry, rest, at))
-}
-
 /// Returns the code and the message of an effect.
 fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
     match effect {
@@ -162,17 +145,21 @@ fn effect_finding(effect: OptionEffect) -> (&'static str, &'static str) {
     }
 }
 
+fn record_effect(classifier: &mut Classifier, (code, message): (&str, &str), at: (usize, usize)) {
+    classifier.record_ask(code, message, at);
+    if code == "network" {
+        classifier.capabilities.insert(Capability::Network(None));
+    }
+}
+
 /// Reports the program's effects for all arguments, with code in the text or elsewhere.
 fn report_effects(classifier: &mut Classifier, entry: &CommandSpec, has_code: bool, at: (usize, usize)) {
-    for effect in &entry.does {
+    for effect in entry.does {
         let (code, message) = match effect {
             OptionEffect::Executes if has_code => ("runs-code", "Runs code that is given in the text."),
             effect => effect_finding(*effect),
         };
-        classifier.record_ask(code, message, at);
-        if *effect == OptionEffect::Connects {
-            classifier.capabilities.insert(Capability::Network(None));
-        }
+        record_effect(classifier, (code, message), at);
     }
 }
 
@@ -194,10 +181,7 @@ fn report_problems(classifier: &mut Classifier, parsed: &ParsedArguments) {
             ArgumentProblem::Dynamic => ("dynamic-operand", "An argument is not known before the run."),
             ArgumentProblem::Wildcard => ("leading-wildcard", "A file name may be read as an option."),
         };
-        classifier.record_ask(code, message, *at);
-        if *problem == ArgumentProblem::Does(OptionEffect::Connects) {
-            classifier.capabilities.insert(Capability::Network(None));
-        }
+        record_effect(classifier, (code, message), *at);
     }
 }
 
@@ -209,14 +193,14 @@ fn classify_arguments(
     at: (usize, usize),
 ) -> DataFlow {
     let parsed = options::parse_arguments(entry, arguments);
-    let absent = if entry.or_absent && !parsed.has_option(&entry.requires) {
+    let absent = if entry.or_absent && !parsed.has_option(entry.requires) {
         branch_path(classifier, &parsed, arguments)
     } else {
         None
     };
     classifier.seen.absent.extend(absent.clone());
     report_problems(classifier, &parsed);
-    let acts = !only_tells(entry, &parsed) && !parsed.has_option(&entry.reader_with);
+    let acts = !only_tells(entry, &parsed) && !parsed.has_option(entry.reader_with);
     let by_itself = acts && !entry.does.is_empty();
     let changes = if by_itself { only_writes(entry) } else { parsed.has_writing_option() };
     if changes {
@@ -227,7 +211,7 @@ fn classify_arguments(
     if let Some(source) = source_path(entry, &parsed) {
         takes_commits(classifier, source, at);
     } else if acts {
-        report_effects(classifier, entry, parsed.has_option(&entry.code), at);
+        report_effects(classifier, entry, parsed.has_option(entry.code), at);
         if entry.special {
             classifier.record_ask("unknown-use", "An unknown use of this program.", at);
         }
@@ -241,7 +225,7 @@ fn classify_arguments(
         }
     }
     let lacks = |required: &[&'static str]| !required.is_empty() && !parsed.has_option(required);
-    if !only_tells(entry, &parsed) && (lacks(&entry.requires) && absent.is_none() || lacks(&entry.requires_too)) {
+    if !only_tells(entry, &parsed) && (lacks(entry.requires) && absent.is_none() || lacks(entry.requires_too)) {
         classifier.record_ask("unknown-use", "This program is known to be harmless only in certain uses.", at);
     }
     require_sanitizing(classifier, entry, &parsed, at);
@@ -326,7 +310,8 @@ fn require_sanitizing(
     parsed: &ParsedArguments,
     at: (usize, usize),
 ) {
-    let with = entry.sanitize_options.iter().filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| *set);
+    let options = entry.sanitize_options.iter().filter_map(|option| option.split_once(':'));
+    let with = options.filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| set);
     let sets: Vec<&'static str> = entry.sanitize_sets.iter().copied().chain(with).collect();
     if sets.is_empty() {
         return;
@@ -353,12 +338,12 @@ fn classify_operands(
     at: (usize, usize),
 ) -> DataFlow {
     let mut flow = DataFlow::default();
-    let list = if parsed.has_option(&entry.operands_with) || parsed.has_option(&entry.reader_with) {
-        &entry.operands_then
+    let list = if parsed.has_option(entry.operands_with) || parsed.has_option(entry.reader_with) {
+        entry.operands_then
     } else {
-        &entry.operands
+        entry.operands
     };
-    let skip = usize::from(parsed.has_option(&entry.operand_options));
+    let skip = usize::from(parsed.has_option(entry.operand_options));
     let tells = only_tells(entry, parsed) || parsed.has_option(&["--help", "--version"]);
     let mut expected = list.iter().skip(skip).peekable();
     let mut search = false;
@@ -378,7 +363,7 @@ fn classify_operands(
         Some(o) if o.kind == ValueKind::Search && o.many && !search => {
             report_secret_search(classifier, &ExpandedArgument::from_bytes(b".", at))
         }
-        Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(&entry.code) => {
+        Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(entry.code) => {
             classifier.record_ask("unknown-use", "An argument is missing, so the effect is not known.", at);
         }
         _ => {}

@@ -1,6 +1,7 @@
 //! Meaning of a single value: a file that is read, a path that is written, a host, a small program.
 //! Adds `ask` if it is not harmless or not in the text.
 
+use stockade_effects::host_name;
 use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
@@ -41,13 +42,13 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         }
         ValueKind::Host => classify_host(classifier, value),
         ValueKind::Code => classify_code(classifier, value),
-        ValueKind::Rev
-        | ValueKind::ConfigKey
-        | ValueKind::Pathspec
-        | ValueKind::Branch
-        | ValueKind::Destination
-        | ValueKind::Setting
-        | ValueKind::Address => repository_value(classifier, kind, value),
+        ValueKind::ConfigKey => config_key(classifier, value),
+        ValueKind::Pathspec => classify_pathspec(classifier, value),
+        ValueKind::Address => classify_address(classifier, value),
+        ValueKind::Branch => {
+            classifier.record_ask("changes-repository", "Changes the repository or its work tree.", value.span);
+            classify_text(classifier, value);
+        }
         ValueKind::Mode if is_plain_mode(&value.display_bytes()) => {}
         ValueKind::Mode => classifier.record_ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
@@ -55,10 +56,10 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
             classifier.record_ask("executing-option", "A format that makes git check signatures.", value.span);
         }
         ValueKind::Text if !value.is_glob() && value.is_one_text(is_public) => {}
+        // The location is classified with all words of the command.
+        ValueKind::Destination | ValueKind::Setting => classify_text(classifier, value),
         ValueKind::Format | ValueKind::Assignment | ValueKind::Text => classify_text(classifier, value),
-        ValueKind::Sed => little_languages::accept_sed(classifier, value),
-        ValueKind::Awk => little_languages::accept_awk(classifier, value),
-        ValueKind::Jq => little_languages::accept_jq(classifier, value),
+        ValueKind::Sed | ValueKind::Awk | ValueKind::Jq => little_languages::accept_program(classifier, kind, value),
         ValueKind::Variable => public_variable(classifier, value),
         ValueKind::Date if value.display_bytes().starts_with(b"+") => classify_text(classifier, value),
         ValueKind::Version if value.display_bytes() == b"version" => {}
@@ -67,7 +68,7 @@ pub(super) fn value_of(classifier: &mut Classifier, kind: ValueKind, value: &Exp
         ValueKind::Reflog if matches!(value.display_bytes().as_slice(), b"expire" | b"delete" | b"drop" | b"write") => {
             classifier.record_ask("unknown-use", "Changes the reference log.", value.span);
         }
-        ValueKind::Reflog => classify_revision(classifier, value),
+        ValueKind::Rev | ValueKind::Reflog => classify_revision(classifier, value),
         ValueKind::Ps if value.display_bytes().iter().all(|b| b"auxfwlj".contains(b)) => {}
         ValueKind::Volume => classify_volume(classifier, value),
         // The walk classifies the command of a wrapper.
@@ -93,27 +94,11 @@ fn shows_signatures(format: &[u8]) -> bool {
     lists::contains_any(format, &["%G", "%+G", "%-G", "% G", "signature"])
 }
 
-/// Classifies a value about a repository.
-fn repository_value(classifier: &mut Classifier, kind: ValueKind, value: &ExpandedArgument) {
-    match kind {
-        ValueKind::Rev => classify_revision(classifier, value),
-        ValueKind::ConfigKey => config_key(classifier, value),
-        ValueKind::Pathspec => classify_pathspec(classifier, value),
-        ValueKind::Address => classify_address(classifier, value),
-        ValueKind::Branch => {
-            classifier.record_ask("changes-repository", "Changes the repository or its work tree.", value.span);
-            classify_text(classifier, value);
-        }
-        // The location is classified with all words of the command.
-        _ => classify_text(classifier, value),
-    }
-}
-
 /// Classifies names of files or commits. A named secret becomes part of the repository.
 fn classify_pathspec(classifier: &mut Classifier, value: &ExpandedArgument) {
     dynamic_text(classifier, value);
     let path = classifier.absolute_path(value);
-    if path.is_some_and(|path| paths::path_sensitivity(&path, classifier.context) == Some(PathSensitivity::Secret)) {
+    if path.is_some_and(|path| paths::is_secret(&path, classifier.context)) {
         classifier.record_ask("reads-secret", "Reads what looks like a secret.", value.span);
     }
 }
@@ -199,19 +184,6 @@ fn classify_host(classifier: &mut Classifier, value: &ExpandedArgument) {
     let name = value.literal_value().and_then(|text| host_name(&text));
     classifier.capabilities.insert(Capability::Network(name.map(RawText::from)));
     classifier.record_ask("network", "Reaches the network.", value.span);
-}
-
-/// Returns the host of `user@host:path`, `scheme://host:port/path` or `host:port`.
-pub(crate) fn host_name(text: &[u8]) -> Option<Vec<u8>> {
-    let rest = match text.windows(3).position(|w| w == b"://") {
-        Some(at) => text.get(at + 3..)?,
-        None => text,
-    };
-    let end = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#')).unwrap_or(rest.len());
-    let authority = rest[..end].rsplit(|b| *b == b'@').next()?;
-    let name = authority.split(|b| *b == b':').next()?;
-    let plain = !name.is_empty() && name.iter().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(b));
-    plain.then(|| name.to_ascii_lowercase())
 }
 
 /// Classifies `host:path` or a path.

@@ -52,14 +52,7 @@ fn argument_code(classifier: &mut Classifier, argument: &ExpandedArgument, at: (
 }
 
 fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(shown.len());
-    for byte in shown {
-        match *byte {
-            UNKNOWN_BYTE => text.extend_from_slice(b"$unknown"),
-            byte => text.push(byte),
-        }
-    }
-    text
+    shown.split(|byte| *byte == UNKNOWN_BYTE).collect::<Vec<_>>().join(&b"$unknown"[..])
 }
 
 /// Classifies data for `>(...)`: a shell there runs it.
@@ -400,9 +393,5 @@ pub(crate) fn hidden_command(classifier: &mut Classifier, text: &[u8], at: (usiz
 pub(crate) fn denials_only(classifier: &mut Classifier, look: impl FnOnce(&mut Classifier)) {
     let before = classifier.findings.len();
     look(classifier);
-    let mut index = 0;
-    classifier.findings.retain(|f| {
-        index += 1;
-        index <= before || f.tier == Tier::Deny || f.impact.needs_consent()
-    });
+    classifier.keep_findings(before, |f| f.tier == Tier::Deny || f.impact.needs_consent());
 }

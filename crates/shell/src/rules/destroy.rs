@@ -1,5 +1,6 @@
 //! Deleting, moving or locking paths outside the workspace.
 
+use stockade_effects::matches_word;
 use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
@@ -7,8 +8,6 @@ use crate::invocation::Invocation;
 use crate::paths::{self, PathLocation};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};
-
-use super::hazards::matches_word;
 
 /// Classifies the destruction by one command.
 pub(super) fn classify_destruction(classifier: &mut Classifier, invocation: &Invocation) {
@@ -63,10 +62,7 @@ fn classify_deletion(classifier: &mut Classifier, invocation: &Invocation) {
         || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
     if invocation.name == b"shred" && !has_option(&options, b"u", "remove") {
         for operand in &operands {
-            let path = classifier.absolute_path(operand);
-            if let Some(path) = path {
-                super::write::classify_target(classifier, &path, true, operand.span);
-            }
+            super::write::classify_each(classifier, std::slice::from_ref(operand), true, operand.span);
         }
     }
     for operand in &operands {
@@ -88,33 +84,22 @@ pub(crate) fn classify_deleted_path(
     classifier.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
     let (_, globbed) = paths::without_trailing_globs(&path);
     let many = tree || globbed;
-    match paths::locate_path(&path, classifier.context) {
-        PathLocation::Ancestor if many => classifier.record_denial(
-            "destroys-system",
-            "Deletes a home directory, or a parent directory of the workspace.",
-            at,
-        ),
-        PathLocation::Ancestor => {}
-        PathLocation::System if paths::is_log(&path) => {
-            classifier.record_denial("wipes-log", "Removes logs or histories.", at)
+    let is_log = paths::is_log(&path);
+    let holds_keys = || paths::is_secret(&path, classifier.context);
+    let (code, message) = match paths::locate_path(&path, classifier.context) {
+        PathLocation::Ancestor if many => {
+            ("destroys-system", "Deletes a home directory, or a parent directory of the workspace.")
         }
-        PathLocation::System => classifier.record_denial("destroys-system", "Deletes a part of the system.", at),
-        PathLocation::Home | PathLocation::Elsewhere if paths::is_log(&path) => {
-            classifier.record_denial("wipes-log", "Removes logs or histories.", at);
+        PathLocation::Home | PathLocation::Elsewhere | PathLocation::System if is_log => {
+            ("wipes-log", "Removes logs or histories.")
         }
-        PathLocation::Home if many => {
-            classifier.record_denial("destroys-home", "Deletes files outside the workspace.", at)
-        }
-        PathLocation::Home
-            if paths::path_sensitivity(&path, classifier.context) == Some(paths::PathSensitivity::Secret) =>
-        {
-            classifier.record_denial("destroys-home", "Deletes keys or credentials.", at);
-        }
-        PathLocation::Elsewhere if many => {
-            classifier.record_denial("destroys-system", "Deletes files outside the workspace.", at)
-        }
-        _ => {}
-    }
+        PathLocation::System => ("destroys-system", "Deletes a part of the system."),
+        PathLocation::Home if many => ("destroys-home", "Deletes files outside the workspace."),
+        PathLocation::Home if holds_keys() => ("destroys-home", "Deletes keys or credentials."),
+        PathLocation::Elsewhere if many => ("destroys-system", "Deletes files outside the workspace."),
+        _ => return,
+    };
+    classifier.record_denial(code, message, at);
 }
 
 /// Returns whether the operand is of the form `"$DIR"/*` or `$DIR/`: everything below the root if
@@ -218,11 +203,8 @@ fn classify_move(classifier: &mut Classifier, invocation: &Invocation) {
         let Some(path) = classifier.absolute_path(operand) else { continue };
         let location = paths::locate_path(&path, classifier.context);
         if matches!(location, PathLocation::Ancestor | PathLocation::System) {
-            classifier.record_denial(
-                "destroys-system",
-                "Moves a home directory or a part of the system away.",
-                invocation.span,
-            );
+            let message = "Moves a home directory or a part of the system away.";
+            classifier.record_denial("destroys-system", message, invocation.span);
         } else if paths::is_log(&path) && location != PathLocation::Workspace {
             classifier.record_denial("wipes-log", "Moves logs or histories away.", invocation.span);
         }
@@ -232,56 +214,34 @@ fn classify_move(classifier: &mut Classifier, invocation: &Invocation) {
 fn classify_mode_change(classifier: &mut Classifier, invocation: &Invocation) {
     let (options, operands) = split_options(&invocation.arguments, &["--reference", "--from", "-m", "-x"]);
     let by_reference = options.iter().any(|o| o.starts_with(b"--reference"));
-    let texts = invocation.known_texts();
     let takes_away = options.iter().any(|o| matches!(o.as_slice(), [b'-', rest @ ..] if !rest.starts_with(b"-") && rest.iter().all(|b| b"rwxst".contains(b))));
     let acl = invocation.name == b"setfacl";
     let mode =
         if by_reference || takes_away || acl { None } else { operands.first().map(ExpandedArgument::display_bytes) };
     let tree = has_option(&options, b"R", "recursive");
-    if invocation.name == b"chmod" {
-        let setuid = texts.iter().any(|m| sets_user_id(m));
-        if setuid {
-            classifier.record_denial(
-                "privilege-escalation",
-                "Makes a program run with its owner's privileges.",
-                invocation.span,
-            );
-        }
+    if invocation.name == b"chmod" && invocation.known_texts().iter().any(|mode| sets_user_id(mode)) {
+        let message = "Makes a program run with its owner's privileges.";
+        classifier.record_denial("privilege-escalation", message, invocation.span);
     }
     for operand in operands.iter().skip(usize::from(mode.is_some())) {
         let Some(path) = classifier.absolute_path(operand) else { continue };
         let (_, globbed) = paths::without_trailing_globs(&path);
         let system_file = super::write::is_guarded(classifier, &path);
-        match paths::locate_path(&path, classifier.context) {
+        let (code, message) = match paths::locate_path(&path, classifier.context) {
             PathLocation::Ancestor if tree || globbed => {
-                classifier.record_denial(
-                    "destroys-system",
-                    "Changes access rights of a home directory or the system.",
-                    invocation.span,
-                );
+                ("destroys-system", "Changes access rights of a home directory or the system.")
             }
-            PathLocation::Ancestor if path == b"/" => {
-                classifier.record_denial("destroys-system", "Changes access rights of the system.", invocation.span)
+            PathLocation::Ancestor if path == b"/" => ("destroys-system", "Changes access rights of the system."),
+            PathLocation::System => ("weakens-protection", "Changes access rights of a part of the system."),
+            PathLocation::Home if tree => {
+                ("destroys-home", "Changes access rights of many files outside the workspace.")
             }
-            PathLocation::System => classifier.record_denial(
-                "weakens-protection",
-                "Changes access rights of a part of the system.",
-                invocation.span,
-            ),
-            PathLocation::Home if tree => classifier.record_denial(
-                "destroys-home",
-                "Changes access rights of many files outside the workspace.",
-                invocation.span,
-            ),
             _ if system_file && allows_every_user(mode.as_deref().unwrap_or_default()) => {
-                classifier.record_denial(
-                    "weakens-protection",
-                    "Gives other users access to a protected file.",
-                    invocation.span,
-                );
+                ("weakens-protection", "Gives other users access to a protected file.")
             }
-            _ => {}
-        }
+            _ => continue,
+        };
+        classifier.record_denial(code, message, invocation.span);
     }
 }
 
@@ -341,10 +301,7 @@ fn classify_git(classifier: &mut Classifier, invocation: &Invocation) {
     let resets = texts.iter().any(|t| t == b"reset") && texts.iter().any(|t| t == b"--hard");
     let Some(directory) = directory.filter(|_| cleans || resets) else { return };
     if matches!(paths::locate_path(&directory, classifier.context), PathLocation::Ancestor | PathLocation::System) {
-        classifier.record_denial(
-            "destroys-system",
-            "Cleans a repository above or outside the workspace.",
-            invocation.span,
-        );
+        let message = "Cleans a repository above or outside the workspace.";
+        classifier.record_denial("destroys-system", message, invocation.span);
     }
 }

@@ -16,7 +16,7 @@ pub(crate) mod write;
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
 use crate::script::ScriptStatement;
-use crate::words::{DataFlow, ExpandedArgument};
+use crate::words::{DataFlow, display_atoms};
 
 /// Classifies commands that run text or words as commands; `None` if this is none of them.
 pub(crate) fn runs_inner(classifier: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
@@ -59,7 +59,7 @@ pub(crate) fn classify_whole(classifier: &mut Classifier, at: (usize, usize)) {
 pub(crate) fn is_endless_condition(condition: &[ScriptStatement]) -> bool {
     condition.is_empty()
         || matches!(condition, [ScriptStatement::Simple(simple)] if simple.words.first().is_some_and(|word| {
-            let name = ExpandedArgument { atoms: word.atoms.clone(), span: word.span, flow: DataFlow::default() }.display_bytes();
+            let name = display_atoms(&word.atoms);
             matches!(name.as_slice(), b":" | b"true" | b"false" | b"[" | b"test")
                 && (name != b"[" && name != b"test" || simple.words.len() <= 3)
         }))
@@ -87,10 +87,7 @@ fn is_self_multiplying(name: &[u8], statement: &ScriptStatement) -> bool {
 
 fn has_function_call(name: &[u8], statement: &ScriptStatement) -> bool {
     match statement {
-        ScriptStatement::Simple(simple) => simple.words.first().is_some_and(|word| {
-            ExpandedArgument { atoms: word.atoms.clone(), span: word.span, flow: DataFlow::default() }.display_bytes()
-                == name
-        }),
+        ScriptStatement::Simple(simple) => simple.words.first().is_some_and(|word| display_atoms(&word.atoms) == name),
         ScriptStatement::Pipeline(parts) | ScriptStatement::Sequence(parts) | ScriptStatement::Subshell(parts) => {
             parts.iter().any(|p| has_function_call(name, p))
         }

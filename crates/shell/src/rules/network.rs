@@ -1,6 +1,7 @@
 //! Programs that reach other hosts. Data that they fetch taints its later uses; sending them a
 //! secret is theft.
 
+use stockade_effects::matches_word;
 use stockade_model::Capability;
 
 use crate::classify::Classifier;
@@ -8,7 +9,7 @@ use crate::invocation::Invocation;
 use crate::knowledge::lists;
 use crate::words::{DataFlow, ExpandedArgument};
 
-use super::hazards::{matches_any, matches_word};
+use super::hazards::matches_any;
 
 /// Most words of a text on standard input that are examined.
 const MAX_LISTED_WORDS: usize = 64;

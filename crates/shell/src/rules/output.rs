@@ -4,6 +4,7 @@
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
 use crate::knowledge::lists::{self, contains};
+use crate::paths;
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::network::is_use;
@@ -177,9 +178,8 @@ pub(super) fn names_secret(classifier: &Classifier, argument: &ExpandedArgument)
         let plain = !candidate.is_empty() && !candidate.contains(&b' ');
         plain
             && looks_like_path(&candidate)
-            && crate::paths::make_absolute(&candidate, classifier.scope.cwd.as_deref()).is_some_and(|path| {
-                crate::paths::path_sensitivity(&path, classifier.context) == Some(crate::paths::PathSensitivity::Secret)
-            })
+            && paths::make_absolute(&candidate, classifier.scope.cwd.as_deref())
+                .is_some_and(|path| paths::is_secret(&path, classifier.context))
     })
 }
 

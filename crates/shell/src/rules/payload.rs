@@ -195,10 +195,13 @@ fn classify_makefile(classifier: &mut Classifier, invocation: &Invocation) {
     classifier.scope.cwd = scope;
 }
 
-/// Quotes a word as one word of a script.
-fn quote_word(word: &[u8]) -> Vec<u8> {
-    let escaped: Vec<Vec<u8>> = word.split(|b| *b == b'\'').map(<[u8]>::to_vec).collect();
-    [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
+/// Quotes words as words of a script.
+fn quote_words<'w>(words: impl Iterator<Item = &'w Vec<u8>>) -> Vec<u8> {
+    let quote = |word: &Vec<u8>| {
+        let escaped = word.split(|b| *b == b'\'').collect::<Vec<_>>().join(&b"'\\''"[..]);
+        [&b"'"[..], &escaped, b"'"].concat()
+    };
+    words.map(quote).collect::<Vec<_>>().join(&b' ')
 }
 
 /// Returns the shell command of sed's `e command` or `s/x/command/e`.
@@ -231,9 +234,7 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     match invocation.name.as_slice() {
         b"tmux" | b"byobu" | b"zellij" => out.extend(texts.iter().filter(|t| t.contains(&b' ')).cloned()),
         b"screen" | b"dtach" | b"abduco" => {
-            let command: Vec<Vec<u8>> =
-                texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quote_word(t)).collect();
-            out.push(command.join(&b' '));
+            out.push(quote_words(texts.iter().skip_while(|t| t.starts_with(b"-"))));
         }
         b"alias" => {
             out.extend(texts.iter().filter_map(|t| t.iter().position(|b| *b == b'=').map(|at| t[at + 1..].to_vec())))
@@ -246,9 +247,7 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
         b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|text| sed_command(text))),
         // The command to test each step, with its arguments.
         b"git" if texts.first().is_some_and(|t| t == b"bisect") => {
-            let command: Vec<Vec<u8>> =
-                texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quote_word(t)).collect();
-            out.push(command.join(&b' '));
+            out.push(quote_words(texts.iter().skip_while(|t| *t != b"run").skip(1)));
         }
         _ => {}
     }

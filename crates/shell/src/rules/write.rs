@@ -5,7 +5,7 @@ use stockade_model::{Capability, RawText};
 
 use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::paths::{self, PathLocation, WriteTarget};
+use crate::paths;
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::destroy::split_options;
@@ -53,21 +53,8 @@ pub(crate) fn classify_redirect(
 /// Classifies one file that is written.
 pub(crate) fn classify_target(classifier: &mut Classifier, path: &[u8], whole: bool, at: (usize, usize)) {
     classifier.capabilities.insert(Capability::Write(RawText::from(path)));
-    match paths::write_target(path, whole, classifier.context) {
-        Some(WriteTarget::Disk) => {
-            classifier.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at)
-        }
-        Some(WriteTarget::KernelSetting) => {
-            classifier.record_denial("changes-kernel", "Writes a setting of the kernel.", at)
-        }
-        Some(WriteTarget::Persistence) => {
-            classifier.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
-        }
-        Some(WriteTarget::Log) => classifier.record_denial("wipes-log", "Overwrites logs or histories.", at),
-        Some(WriteTarget::System) => {
-            classifier.record_denial("destroys-system", "Overwrites a part of the system.", at)
-        }
-        None => {}
+    if let Some((code, message)) = paths::write_target(path, whole, classifier.context) {
+        classifier.record_denial(code, message, at);
     }
 }
 
@@ -78,8 +65,7 @@ pub(crate) fn is_target(classifier: &Classifier, path: &[u8]) -> bool {
 
 /// Returns whether a file's content runs or is secret.
 pub(super) fn is_guarded(classifier: &Classifier, path: &[u8]) -> bool {
-    is_target(classifier, path)
-        || paths::path_sensitivity(path, classifier.context) == Some(paths::PathSensitivity::Secret)
+    is_target(classifier, path) || paths::is_secret(path, classifier.context)
 }
 
 /// Classifies a command's output into files.
@@ -98,9 +84,7 @@ pub(crate) fn classify_output(classifier: &mut Classifier, written: &[Vec<u8>], 
         classifier.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
         classifier.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
-    let beyond = written.iter().any(|p| {
-        !matches!(paths::locate_path(p, classifier.context), PathLocation::Workspace | PathLocation::Temporary)
-    });
+    let beyond = written.iter().any(|p| !paths::is_inside(p, classifier.context));
     if flow.endless && beyond {
         classifier.record_denial("fills-disk", "Writes endlessly outside the workspace.", at);
     }
@@ -179,7 +163,7 @@ pub(super) fn classify_writes(classifier: &mut Classifier, invocation: &Invocati
     }
 }
 
-fn classify_each(
+pub(super) fn classify_each(
     classifier: &mut Classifier,
     operands: &[ExpandedArgument],
     whole: bool,
@@ -225,18 +209,13 @@ fn classify_destination(classifier: &mut Classifier, invocation: &Invocation) {
         let inside = [path.as_slice(), b"/", name].concat();
         if !name.is_empty()
             && paths::write_target(&path, false, classifier.context).is_none()
-            && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) =
-                paths::write_target(&inside, false, classifier.context)
+            && matches!(paths::write_target(&inside, false, classifier.context), Some(paths::PERSISTENCE | paths::DISK))
         {
-            let _ = kind;
             classify_target(classifier, &inside, false, invocation.span);
         }
         if invocation.name == b"cp"
             && matches!(source.as_slice(), b"/dev/zero" | b"/dev/full" | b"/dev/random" | b"/dev/urandom")
-            && !matches!(
-                paths::locate_path(&path, classifier.context),
-                PathLocation::Workspace | PathLocation::Temporary
-            )
+            && !paths::is_inside(&path, classifier.context)
         {
             classifier.record_denial("fills-disk", "Copies endlessly outside the workspace.", invocation.span);
         }

@@ -3,6 +3,8 @@
 
 use stockade_model::Impact;
 
+use crate::call::has_word;
+
 /// Use of programs.
 #[derive(Debug)]
 pub(crate) struct ProgramUse {
@@ -20,25 +22,6 @@ pub(crate) struct ProgramUse {
     pub unless: &'static [&'static str],
     pub spoils: &'static [&'static str],
     pub code: &'static str,
-}
-
-impl ProgramUse {
-    const NONE: Self = Self {
-        uses: &[],
-        harmless: &[],
-        except: &[],
-        needs: &[],
-        hosts: &[],
-        value_is: &[],
-        value_not: &[],
-        says: &[],
-        last: "",
-        operands: 0,
-        loopback: false,
-        unless: &[],
-        spoils: &[],
-        code: "",
-    };
 }
 
 /// Options of programs that determine the role of other words.
@@ -64,9 +47,21 @@ include!(concat!(env!("OUT_DIR"), "/impacts.rs"));
 
 static NO_OPTIONS: Options = Options { valued: &[], flags: &[], acts: false };
 
+/// Returns the numbers of the tables for a program's name: exact names are sorted, prefixes are searched.
+pub fn find_rows(
+    names: &'static [(&'static str, usize)],
+    beginnings: &'static [(&'static str, usize)],
+    program: &[u8],
+) -> impl Iterator<Item = usize> {
+    let first = names.partition_point(|(name, _)| name.as_bytes() < program);
+    let exact = names[first..].iter().take_while(move |(name, _)| name.as_bytes() == program);
+    let begun = beginnings.iter().filter(move |(beginning, _)| program.starts_with(beginning.as_bytes()));
+    exact.chain(begun).map(|(_, at)| *at)
+}
+
 /// Returns the uses of a program.
 pub(crate) fn program_uses(program: &[u8]) -> impl Iterator<Item = &'static ProgramUse> {
-    super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &USES[at])
+    find_rows(BY_NAME, BY_BEGINNING, program).map(|at| &USES[at])
 }
 
 /// Returns the known options of a program.
@@ -77,11 +72,11 @@ pub(crate) fn program_options(program: &[u8]) -> &'static Options {
 
 /// Returns the group of variables that contains this one.
 pub(crate) fn variable_group(name: &[u8]) -> Option<&'static Variables> {
-    VARIABLES.iter().find(|variables| variables.names.iter().any(|n| n.as_bytes() == name))
+    VARIABLES.iter().find(|variables| has_word(variables.names, name))
 }
 
 /// Returns the impact and the message of a code.
-pub(crate) fn code_impact(code: &str) -> (Impact, &'static str) {
+pub fn code_impact(code: &str) -> (Impact, &'static str) {
     let found = CODES.binary_search_by_key(&code, |(name, ..)| name);
     found.map_or((Impact::Outward, "An effect outside the sandbox."), |at| (CODES[at].1, CODES[at].2))
 }
@@ -95,7 +90,7 @@ mod tests {
         let in_code = ["cloud-metadata", "deletes-unknown", "unknown-action"];
         let used: Vec<&str> =
             USES.iter().map(|u| u.code).chain(VARIABLES.iter().map(|v| v.code)).chain(in_code).collect();
-        for (code, impact, message) in &CODES {
+        for (code, impact, message) in CODES {
             assert!(used.contains(code), "{code}");
             assert!(impact.needs_consent() && message.ends_with('.'), "{code}");
         }
