@@ -299,7 +299,8 @@ fn undo_commit(
     journal: &StageJournal,
     watch: &mut dyn CommitObserver,
 ) -> Result<(), PathError> {
-    // Recovery never undoes a commit that is marked as done.
+    // Recovery never undoes a commit that is marked as done: it would take a half undone one for done.
+    journal::unmark_done(stage)?;
     undo_steps(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
     journal::remove_journal(stage)?;

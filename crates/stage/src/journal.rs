@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, renameat, statat};
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 use stockade_model::RawText;
+use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
 use super::stage_directory::OpenStage;
@@ -101,6 +102,14 @@ pub(super) fn record_decision(stage: &OpenStage, journal: &StageJournal) -> Resu
 pub(super) fn mark_done(stage: &OpenStage) -> Result<(), PathError> {
     renameat(&stage.directory, JOURNAL_FILE, &stage.directory, DONE_FILE).at_path(Path::new(JOURNAL_FILE))?;
     rustix::fs::fsync(&stage.directory).at_path(Path::new(JOURNAL_FILE))
+}
+
+/// Takes the record of [`mark_done`] back durably, before the commit is undone.
+pub(super) fn unmark_done(stage: &OpenStage) -> Result<(), PathError> {
+    match renameat(&stage.directory, DONE_FILE, &stage.directory, JOURNAL_FILE) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other.and_then(|()| rustix::fs::fsync(&stage.directory)).at_path(Path::new(DONE_FILE)),
+    }
 }
 
 /// Removes the journal, after all work is done.
