@@ -241,8 +241,7 @@ impl FileTree {
         })
     }
 
-    /// Renames a file. With `replace`, replaces an existing object at `to` as rename(2) does: a
-    /// file by a file, an empty directory by a directory.
+    /// Renames a file. With `replace`, replaces an existing file at `to`; never a directory.
     ///
     /// # Errors
     /// An error if there is no such file, an object is in the way, or the guard refuses a change.
@@ -251,7 +250,9 @@ impl FileTree {
         let (source, old) = self.open_parent(from, kind)?;
         let (target, new) = self.open_parent(to, kind)?;
         self.may_change_beneath(from, Some(to))?;
-        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        // Without the flag, a directory replaces an empty one (rename(2)).
+        let may_replace = replace && kind != ObjectKind::Directory;
+        let flags = if may_replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let is_new = self.open_object(to).is_err();
         renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
