@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod content;
 mod copy;
 mod download;
 mod error;

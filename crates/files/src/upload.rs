@@ -6,13 +6,12 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, RenameFlags, Stat, linkat, renameat_with, symlinkat};
+use rustix::fs::{RenameFlags, Stat, renameat_with, symlinkat};
 use stockade_sys::Errno;
-use stockade_sys::resolve::DescriptorPath;
 
 use crate::archive::{ArchiveMember, ArchiveReader, MemberBody, archive_error};
 use crate::error::{errno_error, failed_io};
-use crate::object::{ObjectKind, TreeObject, list_entries, to_os_str};
+use crate::object::{ObjectKind, TreeObject, to_os_str};
 use crate::tree::{FileTree, make_directory, new_file, require_kind, set_owner, set_owner_and_mode};
 use crate::{ContentLimits, FilesError, TreePath};
 
@@ -67,9 +66,7 @@ impl FileTree {
         };
         let incoming = self.create_incoming()?;
         make_directory(incoming.directory(), OsStr::new("tree"), &owner).map_err(errno_error("make", path))?;
-        let fresh = TreeObject::open_entry(incoming.directory(), OsStr::new("tree"))
-            .map_err(errno_error("make", path))?
-            .ok_or_else(|| FilesError::NotFound(path.clone()))?;
+        let fresh = TreeObject::require_entry(incoming.directory(), "tree").map_err(errno_error("make", path))?;
         let mut unpacking = ArchiveUnpacker {
             fresh: FileTree::from_fd(fresh.fd),
             tree: self,
@@ -171,9 +168,9 @@ impl ArchiveUnpacker<'_> {
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {
             let directory = self.fresh.open_directory(&path)?;
-            for (name, _) in list_entries(directory.fd.as_fd()).map_err(errno_error("list", &path))? {
-                let inner = path.join(to_os_str(&name));
-                let object = self.fresh.open_object(&inner)?;
+            for (name, object) in directory.entries().map_err(errno_error("list", &path))? {
+                let inner = path.join(&name);
+                let object = object.map_err(errno_error("open", &inner))?;
                 self.tree.may_become(&self.at.join_path(&inner), object.kind(), &exists)?;
                 if object.is_directory() {
                     waiting.push(inner);
@@ -236,9 +233,8 @@ impl ArchiveUnpacker<'_> {
             return Err(archive_error(Some(path_bytes(path)), "it is a link that leads out of the archive"));
         }
         symlinkat(to_os_str(text), &parent.fd, name).map_err(errno_error("make", path))?;
-        let made = TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("make", path))?;
-        let made = made.ok_or_else(|| FilesError::NotFound(path.clone()))?;
-        set_owner(&made, &self.owner).map_err(errno_error("make", path))
+        let made = TreeObject::require_entry(&parent.fd, name);
+        made.and_then(|made| set_owner(&made, &self.owner)).map_err(errno_error("make", path))
     }
 
     fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
@@ -247,9 +243,7 @@ impl ArchiveUnpacker<'_> {
             archive_error(Some(path_bytes(other)), "the link comes before its target, or it is not a file")
         })?;
         // By descriptor, so that no process can replace the file meanwhile.
-        let held = DescriptorPath::new(known.fd.as_fd());
-        linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
-            .map_err(errno_error("make", other))
+        known.link_at(&parent.fd, name).map_err(errno_error("make", other))
     }
 }
 
@@ -295,32 +289,24 @@ impl<'t> TreeMerge<'t> {
     /// later.
     fn merge_directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
         let (from, to) = self.open_both(path)?;
-        let mut names = list_entries(from.fd.as_fd()).map_err(errno_error("list", path))?;
-        names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        for (name, _) in names {
-            let inner = path.join(to_os_str(&name));
-            let ours =
-                TreeObject::open_entry(from.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
-            let theirs =
-                TreeObject::open_entry(to.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
-            let kind = ours.as_ref().map(TreeObject::kind);
-            let flags = match (ours, theirs) {
-                (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
+        for (name, ours) in from.entries().map_err(errno_error("list", path))? {
+            let inner = path.join(&name);
+            let ours = ours.map_err(errno_error("examine", &inner))?;
+            let theirs = TreeObject::open_entry(to.fd.as_fd(), &name).map_err(errno_error("examine", &inner))?;
+            let flags = match theirs {
+                Some(theirs) if ours.is_directory() && theirs.is_directory() => {
                     waiting.push(inner);
                     continue;
                 }
-                (Some(ours), Some(theirs)) if self.replace && !ours.is_directory() && !theirs.is_directory() => {
-                    RenameFlags::EXCHANGE
-                }
-                (_, Some(_)) => return Err(FilesError::Exists(self.at.join_path(&inner))),
-                (_, None) => RenameFlags::NOREPLACE,
+                Some(theirs) if self.replace && !ours.is_directory() && !theirs.is_directory() => RenameFlags::EXCHANGE,
+                Some(_) => return Err(FilesError::Exists(self.at.join_path(&inner))),
+                None => RenameFlags::NOREPLACE,
             };
-            renameat_with(&from.fd, to_os_str(&name), &to.fd, to_os_str(&name), flags)
-                .map_err(errno_error("place", &inner))?;
+            renameat_with(&from.fd, &name, &to.fd, &name, flags).map_err(errno_error("place", &inner))?;
             let placed = self.at.join_path(&inner);
             self.done.push((inner, flags));
-            if let (RenameFlags::NOREPLACE, Some(kind)) = (flags, kind) {
-                self.tree.may_stay(&placed, kind)?;
+            if flags == RenameFlags::NOREPLACE {
+                self.tree.may_stay(&placed, ours.kind())?;
             }
         }
         Ok(())

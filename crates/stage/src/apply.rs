@@ -7,9 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{RenameFlags, renameat_with};
-use stockade_files::object::{
-    ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath, list_entry_names, to_os_str,
-};
+use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
@@ -138,11 +136,9 @@ impl CommitContext<'_> {
         if depth > MAX_DEPTH {
             return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
-        for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
-            let Some(inner) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)? else {
-                continue;
-            };
+        for (name, inner) in directory.entries().at_path(path)? {
+            let path = path.join(name);
+            let inner = inner.at_path(&path)?;
             if inner.changed_time() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
                 return Ok(true);
             }
@@ -268,15 +264,7 @@ impl CommitContext<'_> {
 
 /// Sets the given metadata, the time last because every other change updates it.
 pub(super) fn apply_settings(object: &TreeObject, settings: &ObjectMetadata) -> Result<(), Errno> {
-    if let Some(attributes_after) = &settings.attributes {
-        let present = object.read_attributes()?;
-        for (name, _) in present.iter().filter(|(name, _)| !attributes_after.iter().any(|(other, _)| other == name)) {
-            object.remove_attribute(name.as_bytes())?;
-        }
-        for (name, value) in attributes_after.iter().filter(|pair| !present.contains(pair)) {
-            object.set_attribute(name.as_bytes(), value.as_bytes())?;
-        }
-    }
+    settings.attributes.iter().try_for_each(|after| object.replace_attributes(after))?;
     if let Some(mode) = settings.mode
         && object.kind() != ObjectKind::Link
     {

@@ -5,7 +5,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, renameat, statat};
+use rustix::fs::renameat;
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 use stockade_model::RawText;
@@ -13,6 +13,7 @@ use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
 use super::stage_directory::OpenStage;
+use super::state_files::has_any;
 
 const JOURNAL_FILE: &str = "journal";
 const DONE_FILE: &str = "journal-done";
@@ -90,12 +91,12 @@ pub(super) enum CommitState {
 
 /// Returns whether a commit was interrupted in the stage in `directory`.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [JOURNAL_FILE, DONE_FILE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    has_any(directory, &[JOURNAL_FILE, DONE_FILE])
 }
 
 /// Records the decision durably.
 pub(super) fn record_decision(stage: &OpenStage, journal: &StageJournal) -> Result<(), PathError> {
-    stage.write_whole(JOURNAL_FILE, |out| serde_json::to_writer(out, journal).map_err(Into::into))
+    stage.write_whole(JOURNAL_FILE, journal)
 }
 
 /// Records durably that all steps are done.
@@ -119,27 +120,15 @@ pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
 }
 
 pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
-    let parse = |text: Vec<u8>| {
-        serde_json::from_slice::<StageJournal>(&text)
-            .map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
-    };
-    if let Some(text) = stage.read_whole(DONE_FILE)? {
-        return Ok(CommitState::Done(parse(text)?));
+    if let Some(journal) = stage.read_whole(DONE_FILE)? {
+        return Ok(CommitState::Done(journal));
     }
-    match stage.read_whole(JOURNAL_FILE)? {
-        Some(text) => Ok(CommitState::Decided(parse(text)?)),
-        None => Ok(CommitState::Nothing),
-    }
+    Ok(stage.read_whole(JOURNAL_FILE)?.map_or(CommitState::Nothing, CommitState::Decided))
 }
 
 /// Reads the settled paths.
 pub(super) fn read_settled(stage: &OpenStage) -> Result<Vec<RawText>, PathError> {
-    match stage.read_whole(SETTLED_FILE)? {
-        None => Ok(Vec::new()),
-        Some(text) => {
-            serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string()))
-        }
-    }
+    Ok(stage.read_whole(SETTLED_FILE)?.unwrap_or_default())
 }
 
 /// Adds paths to the settled paths.
@@ -148,5 +137,5 @@ pub(super) fn add_settled(stage: &OpenStage, more: &[RawText]) -> Result<(), Pat
     all.extend_from_slice(more);
     all.sort_unstable();
     all.dedup();
-    stage.write_whole(SETTLED_FILE, |out| serde_json::to_writer(out, &all).map_err(Into::into))
+    stage.write_whole(SETTLED_FILE, &all)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 use stockade_model::RawText;
 
-use super::build::{ObjectBuilder, later_time, settings_of};
+use super::build::{ObjectBuilder, settings_of};
 use super::change::{ChangeKind, StageChange, StageChanges};
 use super::commit_area::CommitArea;
 use super::error::{PathContext, PathError};
@@ -83,7 +83,7 @@ impl<'a> StepPlan<'a> {
         let present = self.open_present(&change.path)?;
         // The time of a directory changes with its entries, in both trees.
         let modified =
-            if change.is_incidental { later_time(staged.modified, present.modified_time()) } else { staged.modified };
+            if change.is_incidental { staged.modified.max(present.modified_time()) } else { staged.modified };
         let before = ObjectMetadata {
             attributes: Some(present.read_attributes().at_path(&change.path)?),
             ..settings_of(&present)

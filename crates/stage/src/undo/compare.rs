@@ -14,7 +14,7 @@ use super::content_copies::slot_name;
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::paths::join_path;
+use super::paths::{join_path, paths_above};
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 
@@ -276,9 +276,8 @@ impl<'r> RunComparer<'r> {
 
     /// Returns whether a path is beneath an object that the run made.
     pub fn is_new(&self, path: &[u8]) -> bool {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let is_absent = |above: &[u8]| self.journal.entries.get(above).is_some_and(|entry| entry.before.is_none());
-        ends.map(|end| &path[..end]).any(is_absent)
+        paths_above(path).any(is_absent)
     }
 
     /// Searches the workspace for moved objects, if there are files whose content was not kept or

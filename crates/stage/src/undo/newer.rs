@@ -9,7 +9,7 @@ use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
 use super::end_record::digest_of;
 use super::journal::{JournalEntry, key_of};
-use super::paths::join_path;
+use super::paths::{join_path, split_path};
 
 /// Largest lag of the clock of file times behind the system clock.
 const MAX_CLOCK_LAG_MS: u64 = 100;
@@ -53,12 +53,12 @@ impl RunComparer<'_> {
 
     /// Returns whether the object at a new path differs from the one that the run left there.
     pub(super) fn is_foreign(&self, path: &[u8], now: &TreeObject) -> bool {
-        if self.is_left(now) || self.is_own_name(name_of(path)) {
+        let (above, name) = split_path(path);
+        if self.is_left(now) || self.is_own_name(name) {
             return false;
         }
-        let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         let above = self.run.find_object(above).ok().flatten();
-        match above.and_then(|above| self.was_made(&above, name_of(path), now)) {
+        match above.and_then(|above| self.was_made(&above, name, now)) {
             Some(was_made) => !was_made,
             // Each new directory was recorded at the end of the run.
             None => now.is_directory() && !self.journal.made.contains_key(&key_of(now)),
@@ -132,10 +132,6 @@ impl RunComparer<'_> {
             }
         }
     }
-}
-
-fn name_of(path: &[u8]) -> &[u8] {
-    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
 /// Returns the creation time of an object, if the filesystem has one.
