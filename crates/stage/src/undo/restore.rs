@@ -199,14 +199,10 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         self.remove_all(&needed, watch)?;
         for (_, backup_path) in std::mem::take(&mut self.backup_paths) {
             let now = self.find_object(&backup_path).ok().flatten();
-            let done = self.remove(&backup_path, now.as_ref());
-            self.note_failure(&backup_path, done);
-            report_step(watch, &backup_path)?;
+            self.step(watch, &backup_path, |this| this.remove(&backup_path, now.as_ref()))?;
         }
         for one in item.iter().rev() {
-            let done = self.finish_directory(one);
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
+            self.step(watch, &one.path, |this| this.finish_directory(one))?;
         }
         let opened_modes: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
         for (path, mode) in opened_modes {
@@ -223,22 +219,25 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         one.effect.is_some() && kind.is_some_and(|kind| self.comparing.leads_on(&one.path, kind))
     }
 
+    /// Carries out one step, and notes its failure.
+    fn step(
+        &mut self,
+        watch: RestoreCallback<'_>,
+        path: &[u8],
+        act: impl FnOnce(&mut Self) -> Result<(), Errno>,
+    ) -> Result<(), UndoError> {
+        let done = act(self);
+        self.note_failure(path, done);
+        let path = Path::new(to_os_str(path));
+        watch(path).map_err(|errno| PathError::new(path, errno).into())
+    }
+
     fn put_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in item {
-            let done = self.restore_path(one);
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
-        }
-        Ok(())
+        item.iter().try_for_each(|one| self.step(watch, &one.path, |this| this.restore_path(one)))
     }
 
     fn remove_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in item {
-            let done = self.remove(&one.path, one.now.as_ref());
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
-        }
-        Ok(())
+        item.iter().try_for_each(|one| self.step(watch, &one.path, |this| this.remove(&one.path, one.now.as_ref())))
     }
 
     /// Records the change time of an object after it is restored.
@@ -448,14 +447,9 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
                 self.opened.remove(path);
                 Ok(())
             }
+            Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 => Err(Errno::NOTEMPTY),
             // The remaining entries were reported as conflicts.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 || !self.comparing.newer.is_empty() => {
-                if depth > 0 {
-                    Err(Errno::NOTEMPTY)
-                } else {
-                    Ok(())
-                }
-            }
+            Err(Errno::NOTEMPTY | Errno::EXIST) if !self.comparing.newer.is_empty() => Ok(()),
             Err(errno) => Err(errno),
         }
     }
@@ -485,11 +479,6 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         }
         if item.keeps_time { Ok(()) } else { now.set_modified(before.modified) }
     }
-}
-
-fn report_step(watch: RestoreCallback<'_>, path: &[u8]) -> Result<(), UndoError> {
-    let path = Path::new(to_os_str(path));
-    watch(path).map_err(|errno| PathError::new(path, errno).into())
 }
 
 /// Sets all metadata of an object, the time last because every other change updates it.
