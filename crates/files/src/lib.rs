@@ -18,6 +18,7 @@ mod error;
 mod incoming;
 pub mod object;
 mod path;
+pub mod private;
 pub mod removal;
 mod tree;
 mod upload;
