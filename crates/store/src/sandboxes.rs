@@ -12,10 +12,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rusqlite::Connection;
 use rustix::fs::FlockOperation;
 use serde::Serialize;
 use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
@@ -23,7 +21,7 @@ use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSp
 use crate::database::{self, StoreError, StoreOpenError};
 use crate::database_path::{self, StoreFileError, system_error};
 use crate::live_directories::LiveDirectory;
-use crate::sql::SqlError;
+use crate::sql::Database;
 use crate::sql::sandbox::SCHEMA;
 
 /// Most sandboxes that are not destroyed.
@@ -91,12 +89,6 @@ impl From<rusqlite::Error> for SandboxStoreError {
     }
 }
 
-impl From<SqlError> for SandboxStoreError {
-    fn from(error: SqlError) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Reason why a sandbox is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueReason {
@@ -110,7 +102,7 @@ pub enum DueReason {
 #[derive(Debug)]
 pub struct SandboxStore {
     root: PathBuf,
-    database: Mutex<Connection>,
+    pub(crate) database: Database,
 }
 
 /// Sandbox that this process holds exclusively, to make or destroy it.
@@ -189,9 +181,9 @@ impl SandboxStore {
     /// # Errors
     /// [`StoreOpenError`] if others than the caller can access the path, or the database cannot be used.
     pub fn open(root: &Path) -> Result<Self, StoreOpenError> {
-        let connection = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
+        let database = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
         let root = root.canonicalize().map_err(system_error("resolve", root))?;
-        Ok(Self { root, database: Mutex::new(connection) })
+        Ok(Self { root, database })
     }
 
     /// Begins a sandbox: it is recorded and locked before any part of it is made.
@@ -430,11 +422,6 @@ impl SandboxStore {
             Some(SandboxRecord { id, state, why, .. }) => SandboxStoreError::State { id, state, why },
             None => SandboxStoreError::Unknown(id.clone()),
         })
-    }
-
-    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
-        // A panic elsewhere rolled its transaction back.
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
