@@ -304,17 +304,22 @@ impl TreeObject {
         resolve::link_text(self.fd.as_fd())
     }
 
-    /// Runs `act` on an own file whose mode would not permit it, and restores the mode. For staged
-    /// files, never for files in a workspace.
+    /// Runs `act` on an own file or directory whose mode would not permit it, and restores the mode.
+    /// Never for files in a workspace.
     ///
     /// # Errors
     /// The errors of `act`, or of changing the mode.
     pub fn opened_up<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let mode = self.mode();
-        if self.kind() != ObjectKind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
+        let needed = match self.kind() {
+            ObjectKind::File => 0o600,
+            ObjectKind::Directory => 0o700,
+            _ => 0,
+        };
+        if mode & needed == needed || rustix::process::geteuid().is_root() {
             return act();
         }
-        self.set_mode(mode | 0o600)?;
+        self.set_mode(mode | needed)?;
         let done = act();
         self.set_mode(mode)?;
         done

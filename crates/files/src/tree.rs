@@ -421,10 +421,7 @@ fn copy_bounded(
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(FilesError::Stream { what: "input", why: e.to_string() }),
         };
-        written += length as u64;
-        if written > bounds.bytes {
-            return Err(FilesError::TooMuch { limit: bounds.bytes, unit: "bytes" });
-        }
+        bounds.add_bytes(&mut written, length as u64)?;
         file.write_all(&block[..length]).map_err(failed_io("write", path))?;
     }
 }

@@ -127,16 +127,16 @@ impl ArchiveUnpacker<'_> {
             };
         };
         let parent = self.open_parents(&above)?;
-        self.count_member()?;
+        self.bounds.add_entry(&mut self.entries)?;
         let explain_error = |error: FilesError| match error {
             FilesError::Exists(path) => archive_error(Some(path_bytes(&path)), "it is in the archive twice"),
             other => other,
         };
         match &member.body {
-            MemberBody::Directory => self.unpack_directory(member, &parent),
-            MemberBody::File => self.unpack_file(member, &parent, archive),
-            MemberBody::Link(text) => self.unpack_link(member, &parent, text),
-            MemberBody::Same(other) => self.unpack_hard_link(other, &parent, name),
+            MemberBody::Directory => self.unpack_directory(member, (&parent, name)),
+            MemberBody::File => self.unpack_file(member, (&parent, name), archive),
+            MemberBody::Link(text) => self.unpack_link(member, (&parent, name), text),
+            MemberBody::Same(other) => self.unpack_hard_link(other, (&parent, name)),
         }
         .map_err(explain_error)
     }
@@ -147,7 +147,7 @@ impl ArchiveUnpacker<'_> {
         match (there, path.split_name()) {
             (Err(FilesError::NotFound(_)), Some((above, name))) => {
                 let parent = self.open_parents(&above)?;
-                self.count_member()?;
+                self.bounds.add_entry(&mut self.entries)?;
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
                 self.fresh.open_directory(path)
             }
@@ -180,22 +180,17 @@ impl ArchiveUnpacker<'_> {
         Ok(())
     }
 
-    fn count_member(&mut self) -> Result<(), FilesError> {
-        self.entries += 1;
-        if self.entries > self.bounds.entries {
-            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
-        }
-        Ok(())
-    }
-
-    fn unpack_directory(&mut self, member: &ArchiveMember, parent: &TreeObject) -> Result<(), FilesError> {
+    fn unpack_directory(
+        &mut self,
+        member: &ArchiveMember,
+        (parent, name): (&TreeObject, &OsStr),
+    ) -> Result<(), FilesError> {
         let path = &member.path;
         self.directories.push((path.clone(), member.mode | 0o700));
         match self.fresh.open_object(path) {
             // Present earlier in the archive, or made for an earlier member.
             Ok(there) => require_kind(&there, ObjectKind::Directory, path),
             Err(FilesError::NotFound(_)) => {
-                let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))
             }
             Err(error) => Err(error),
@@ -205,11 +200,10 @@ impl ArchiveUnpacker<'_> {
     fn unpack_file(
         &self,
         member: &ArchiveMember,
-        parent: &TreeObject,
+        (parent, name): (&TreeObject, &OsStr),
         archive: &mut ArchiveReader<'_>,
     ) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         let mut file = new_file(parent.fd.as_fd(), name).map_err(errno_error("write", path))?;
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
@@ -226,9 +220,13 @@ impl ArchiveUnpacker<'_> {
     /// Makes a symbolic link. The target may lead up to the root of the archive at most, and then
     /// down. All parents of the link are directories and not links, so this check covers its real
     /// target.
-    fn unpack_link(&self, member: &ArchiveMember, parent: &TreeObject, text: &[u8]) -> Result<(), FilesError> {
+    fn unpack_link(
+        &self,
+        member: &ArchiveMember,
+        (parent, name): (&TreeObject, &OsStr),
+        text: &[u8],
+    ) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         if !leads_inside(path.depth() - 1, text) {
             return Err(archive_error(Some(path_bytes(path)), "it is a link that leads out of the archive"));
         }
@@ -237,7 +235,7 @@ impl ArchiveUnpacker<'_> {
         made.and_then(|made| set_owner(&made, &self.owner)).map_err(errno_error("make", path))
     }
 
-    fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
+    fn unpack_hard_link(&self, other: &TreePath, (parent, name): (&TreeObject, &OsStr)) -> Result<(), FilesError> {
         let known = self.fresh.open_object(other).ok().filter(|object| object.kind() == ObjectKind::File);
         let known = known.ok_or_else(|| {
             archive_error(Some(path_bytes(other)), "the link comes before its target, or it is not a file")
