@@ -39,6 +39,12 @@ pub(super) struct ObjectBuilder<'a> {
     /// For each inode of a staged file: a name in the workspace with the same content.
     pub unchanged_names: &'a HashMap<u64, PathBuf>,
     pub watch: &'a mut dyn CommitObserver,
+    pub progress: BuildProgress,
+}
+
+/// Objects made until now.
+#[derive(Default)]
+pub(super) struct BuildProgress {
     made: HashMap<u64, TreeObject>,
     slots: u32,
     flush: Vec<TreeObject>,
@@ -54,34 +60,11 @@ pub(super) struct CommitSlot {
     pub settings: Option<ObjectMetadata>,
 }
 
-impl<'a> ObjectBuilder<'a> {
-    pub fn new(
-        (upper, workspace, commit_area): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
-        (links, is_whole): (bool, bool),
-        target_paths: &'a BTreeSet<PathBuf>,
-        unchanged_names: &'a HashMap<u64, PathBuf>,
-        watch: &'a mut dyn CommitObserver,
-    ) -> Self {
-        Self {
-            upper,
-            workspace,
-            commit_area,
-            links,
-            is_whole,
-            target_paths,
-            unchanged_names,
-            watch,
-            made: HashMap::new(),
-            slots: 0,
-            flush: Vec::new(),
-            built: 0,
-        }
-    }
-
+impl ObjectBuilder<'_> {
     /// Reserves a number for an object that will be moved into the commit area.
     pub fn reserve_slot(&mut self) -> u32 {
-        self.slots += 1;
-        self.slots - 1
+        self.progress.slots += 1;
+        self.progress.slots - 1
     }
 
     /// Makes the object that is staged at `path`, with all wanted objects beneath it.
@@ -112,9 +95,9 @@ impl<'a> ObjectBuilder<'a> {
         } else {
             self.make_leaf(&staged, path, into, name).map(|()| None)
         }?;
-        self.built += 1;
+        self.progress.built += 1;
         self.watch.on_point(CommitPoint::Built).at_path(path)?;
-        self.watch.on_progress(self.built, self.target_paths.len().max(self.built));
+        self.watch.on_progress(self.progress.built, self.target_paths.len().max(self.progress.built));
         Ok(made)
     }
 
@@ -179,21 +162,21 @@ impl<'a> ObjectBuilder<'a> {
             }
         }
         if staged.stat.st_nlink > 1
-            && let Some(first) = self.made.get(&staged.inode())
+            && let Some(first) = self.progress.made.get(&staged.inode())
         {
             return first.link_at(into, name).at_path(path);
         }
         let made = duplicate_object(staged, into, name).at_path(path)?;
         self.flush_later(&made, path)?;
         if staged.stat.st_nlink > 1 {
-            self.made.insert(staged.inode(), made);
+            self.progress.made.insert(staged.inode(), made);
         }
         Ok(())
     }
 
     fn flush_later(&mut self, object: &TreeObject, path: &Path) -> Result<(), PathError> {
-        if object.kind() == ObjectKind::File && self.flush.len() <= MAX_SINGLE_FLUSHES {
-            self.flush.push(TreeObject::duplicate(&object.fd).at_path(path)?);
+        if object.kind() == ObjectKind::File && self.progress.flush.len() <= MAX_SINGLE_FLUSHES {
+            self.progress.flush.push(TreeObject::duplicate(&object.fd).at_path(path)?);
         }
         Ok(())
     }
@@ -201,8 +184,8 @@ impl<'a> ObjectBuilder<'a> {
     /// Flushes all objects made so far to the disk.
     pub fn flush(&mut self) -> Result<(), PathError> {
         let path = Path::new("");
-        let flushed_singly = self.flush.len() <= MAX_SINGLE_FLUSHES
-            && self.flush.iter().all(|object| object.open_file().and_then(fsync).is_ok());
+        let flushed_singly = self.progress.flush.len() <= MAX_SINGLE_FLUSHES
+            && self.progress.flush.iter().all(|object| object.open_file().and_then(fsync).is_ok());
         let commit_area = open_directory(self.commit_area, c".").at_path(path)?;
         if flushed_singly { fsync(commit_area) } else { syncfs(commit_area) }.at_path(path)
     }

@@ -19,7 +19,7 @@ use super::change::{StageChange, StageChanges, compare_trees};
 use super::commit_area::{COMMIT_AREA, CommitArea, clear_depots};
 use super::conflict::{ConflictCheck, StageConflict};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
-use super::journal::{self, CommitState, StageJournal};
+use super::journal::{self, StageJournal};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
 use super::stage_directory::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
@@ -219,13 +219,9 @@ impl OpenStage {
         if self.put_back().map_err(StageError::Read)? {
             return Ok(Some(RecoveryResult { id, end: RecoveryEnd::PutBack }));
         }
-        let (journal, is_done) = match journal::read_state(&self)? {
-            CommitState::Nothing => {
-                let cleared = clear_depots(&self)?;
-                return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
-            }
-            CommitState::Decided(journal) => (journal, false),
-            CommitState::Done(journal) => (journal, true),
+        let Some((journal, is_done)) = journal::read_state(&self)? else {
+            let cleared = clear_depots(&self)?;
+            return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
         };
         if !is_done {
             let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);

@@ -78,17 +78,6 @@ impl CommitStep {
     }
 }
 
-/// Progress of a commit.
-#[derive(Debug)]
-pub(super) enum CommitState {
-    /// No commit, or one that was not decided yet.
-    Nothing,
-    /// The commit was decided.
-    Decided(StageJournal),
-    /// All steps are done and durable.
-    Done(StageJournal),
-}
-
 /// Returns whether a commit was interrupted in the stage in `directory`.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
     has_any(directory, &[JOURNAL_FILE, DONE_FILE])
@@ -119,11 +108,13 @@ pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
     stage.remove_file(DONE_FILE)
 }
 
-pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
-    if let Some(journal) = stage.read_whole(DONE_FILE)? {
-        return Ok(CommitState::Done(journal));
+/// Returns the decided commit, and whether all its steps are done and durable. `None` if there is
+/// none, or one that was not decided yet.
+pub(super) fn read_state(stage: &OpenStage) -> Result<Option<(StageJournal, bool)>, PathError> {
+    match stage.read_whole(DONE_FILE)? {
+        Some(journal) => Ok(Some((journal, true))),
+        None => Ok(stage.read_whole(JOURNAL_FILE)?.map(|journal| (journal, false))),
     }
-    Ok(stage.read_whole(JOURNAL_FILE)?.map_or(CommitState::Nothing, CommitState::Decided))
 }
 
 /// Reads the settled paths.

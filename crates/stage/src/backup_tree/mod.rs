@@ -236,7 +236,7 @@ impl BackupTree {
             renameat_with(&self.making, NEW_OBJECT_NAME, directory, spot.name, RenameFlags::EXCHANGE)?;
             renameat(&self.making, NEW_OBJECT_NAME, spot.into, spot.name)
         };
-        with_owner_access(spot.directory, exchange)?;
+        spot.directory.opened_up(exchange)?;
         spot.directory.set_modified(spot.directory.modified_time())
     }
 
@@ -283,18 +283,6 @@ fn ignore_unreachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     }
 }
 
-/// Runs `act` on a directory whose mode would not let its owner do so. Restores the mode.
-fn with_owner_access<T>(directory: &TreeObject, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mode = directory.mode();
-    if mode & 0o700 == 0o700 || rustix::process::geteuid().is_root() {
-        return act();
-    }
-    directory.set_mode(mode | 0o700)?;
-    let done = act();
-    directory.set_mode(mode)?;
-    done
-}
-
 fn step_into(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(parent, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
@@ -315,7 +303,7 @@ fn note_directory(notes: &mut LineWriter, path: &Path, directory: &TreeObject) -
 /// Returns all metadata of a directory.
 fn settings_of(directory: &TreeObject) -> Result<ObjectMetadata, Errno> {
     let attributes = match directory.read_attributes() {
-        Err(Errno::ACCESS) => match with_owner_access(directory, || directory.read_attributes()) {
+        Err(Errno::ACCESS) => match directory.opened_up(|| directory.read_attributes()) {
             // The directory of another user: only that user can change it.
             Err(Errno::ACCESS | Errno::PERM) => None,
             other => Some(other?),

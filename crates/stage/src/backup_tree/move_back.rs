@@ -19,7 +19,7 @@ use super::super::stage_directory::{OpenStage, UPPER_DIRECTORY};
 use super::super::state_files::{LineWriter, open_directory, read_lines};
 use super::{
     BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, NEW_OBJECT_NAME, TEMPORARY_DIRECTORY, open_notes,
-    settings_of, with_owner_access,
+    settings_of,
 };
 
 /// Most levels of directories that are restored, because each level holds four descriptors.
@@ -205,7 +205,7 @@ impl BackupEntry<'_> {
                     there.set_attribute(&opaque, b"y").at_path(self.path)?;
                 }
                 let moved = || renameat(&self.here.fd, self.name, &upper.fd, self.name);
-                let done = if there.is_directory() { with_owner_access(&there, moved) } else { moved() };
+                let done = if there.is_directory() { there.opened_up(moved) } else { moved() };
                 done.at_path(self.path)
             }
             (None, None) => {

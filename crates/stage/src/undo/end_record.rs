@@ -1,12 +1,13 @@
 //! The end of a run: records the state that it left, so that later changes can be distinguished
 //! from its own. Must not depend on the restoration.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{Mode, OFlags, openat};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, directory_resolved, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
@@ -64,12 +65,13 @@ impl CreatedNameRecorder<'_> {
         // An empty directory has a line, too.
         let parts = inner.chunks(MAX_NAMES_IN_LINE).chain(inner.is_empty().then_some(&[][..]));
         for part in parts {
-            let named = part.iter().map(|(name, (device, inode), _)| (RawText::from(name.as_slice()), *device, *inode));
+            let named =
+                part.iter().map(|(name, (device, inode), _)| (RawText::from(name.as_os_str()), *device, *inode));
             let line = JournalLine::Made { device, inode, inner: Some(named.collect()) };
             self.writer.append_line(&line).map_err(in_journal)?;
         }
         for (name, _, _) in inner.into_iter().filter(|(_, _, is_directory)| *is_directory) {
-            if let Ok(Some(inner)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) {
+            if let Ok(inner) = TreeObject::require_entry(&directory.fd, &name) {
                 self.note_directory(inner, depth + 1)?;
             }
         }
@@ -77,20 +79,16 @@ impl CreatedNameRecorder<'_> {
     }
 
     /// Returns the names in a directory; `None` if they cannot be read or are too many.
-    fn list_entries(&mut self, directory: &TreeObject) -> Option<Vec<(Vec<u8>, ObjectKey, bool)>> {
-        let names = entries_readable(directory).ok()?;
-        self.remaining_names = self.remaining_names.checked_sub(names.len())?;
-        let mut inner = Vec::with_capacity(names.len());
-        for (name, _) in names {
-            match statat(&directory.fd, to_os_str(&name), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => {
-                    let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-                    inner.push((name, (stat.st_dev, stat.st_ino), is_directory));
-                }
-                Err(Errno::NOENT) => {}
-                Err(_) => return None,
+    fn list_entries(&mut self, directory: &TreeObject) -> Option<Vec<(OsString, ObjectKey, bool)>> {
+        let mut inner = Vec::new();
+        for (name, object) in entries_readable(directory).ok()? {
+            let object = object.ok()?;
+            inner.push((name, key_of(&object), object.is_directory()));
+            if inner.len() > self.remaining_names {
+                return None;
             }
         }
+        self.remaining_names -= inner.len();
         Some(inner)
     }
 }

@@ -123,7 +123,7 @@ pub(super) enum JournalLine {
 }
 
 /// State of one path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalEntry {
     pub before: Option<OriginalObject>,
     pub is_gone: bool,

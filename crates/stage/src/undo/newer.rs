@@ -1,10 +1,8 @@
 //! Finds objects that were changed or made after a run. The records at the end of the run and the
 //! kernel's change times show the state that the run left. Must not depend on the state before it.
 
-use std::os::fd::AsFd as _;
-
 use rustix::fs::{AtFlags, StatxFlags, statx};
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
 use super::end_record::digest_of;
@@ -109,22 +107,22 @@ impl RunComparer<'_> {
     /// Records entries of a new directory that were changed or made after the run.
     pub(super) fn look_for_newer(&mut self, path: &[u8], directory: &TreeObject, depth: usize) {
         let Ok(inner) = entries_readable(directory) else { return };
-        for (name, _) in inner {
+        for (name, object) in inner {
             if self.newer.len() >= MAX_CONFLICTS {
                 return;
             }
-            let path = join_path(path, &name);
-            let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
+            let (name, Ok(object)) = (name.as_encoded_bytes(), object) else { continue };
+            let path = join_path(path, name);
             // Objects that the restoration moved aside or made have lines of their own.
             let is_own = self.journal.entries.contains_key(&path);
-            if !is_own && !self.may_go(directory, &name, &object) {
+            if !is_own && !self.may_go(directory, name, &object) {
                 self.newer.push(path);
             } else if object.is_directory() && depth < MAX_DEPTH {
                 if self.is_newer_directory(&object) {
                     self.newer.push(path.clone());
                 }
                 self.look_for_newer(&path, &object, depth + 1);
-            } else if self.is_newer(&object, &JournalEntry { before: None, is_gone: false, after: None })
+            } else if self.is_newer(&object, &JournalEntry::default())
                 && !is_own
                 && !self.journal.first.contains_key(&key_of(&object))
             {
