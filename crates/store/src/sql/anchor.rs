@@ -78,7 +78,7 @@ impl AnchorStore {
     /// [`StoreError`] if the store failed.
     pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1");
-        Ok(self.database.select_rows(&sql, [to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)?)
+        self.database.select_rows(&sql, [to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)
     }
 
     /// Returns the anchor of one log.

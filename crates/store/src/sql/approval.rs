@@ -122,7 +122,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
-        Ok(self.database.select_rows(&sql, [], parse_answer)?)
+        self.database.select_rows(&sql, [], parse_answer)
     }
 
     /// Returns one remembered answer.
@@ -150,7 +150,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
         let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
-        Ok(self.database.execute(sql, params![session.as_str(), to_sql_integer(now_ms)])?)
+        self.database.execute(sql, params![session.as_str(), to_sql_integer(now_ms)])
     }
 
     /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
@@ -161,7 +161,7 @@ impl ApprovalStore {
     pub fn prune_answers(&self, before_ms: u64) -> Result<usize, StoreError> {
         let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
                    OR (remaining = 0 AND created_ms < ?1)";
-        Ok(self.database.execute(sql, [to_sql_integer(before_ms)])?)
+        self.database.execute(sql, [to_sql_integer(before_ms)])
     }
 
     /// Checks the whole store for damage.
@@ -169,7 +169,7 @@ impl ApprovalStore {
     /// # Errors
     /// [`StoreError::Corrupt`] with the first damage.
     pub fn check_integrity(&self) -> Result<(), StoreError> {
-        Ok(self.database.check_file()?)
+        self.database.check_file()
     }
 }
 

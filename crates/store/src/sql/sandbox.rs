@@ -101,7 +101,7 @@ impl SandboxStore {
         values: impl rusqlite::Params,
     ) -> Result<Vec<SandboxRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE {condition} LIMIT {MAX_LISTED}");
-        Ok(self.database.select_rows(&sql, values, parse_sandbox)?)
+        self.database.select_rows(&sql, values, parse_sandbox)
     }
 
     /// Changes the state if that is permitted. Returns the record, and whether it was changed.
