@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_written_and_signed_is_a_head() {
+    fn only_written_and_signed_bytes_are_a_head() {
         let root = tempfile::tempdir().unwrap();
         let key = key(&root);
         let most = LogTip { seq: u64::MAX, hash: LineHash::hash_bytes(b"x"), end: u64::MAX };

@@ -66,7 +66,7 @@ impl SigningKey {
 
 /// Key files of one log.
 pub(crate) struct KeyFiles {
-    place: LogDirectory,
+    directory: LogDirectory,
     name: OsString,
 }
 
@@ -85,12 +85,12 @@ impl KeyFiles {
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut name = name.to_owned();
         name.push(".key");
-        Ok(Some(Self { place: LogDirectory::open_parent(parent)?, name }))
+        Ok(Some(Self { directory: LogDirectory::open_parent(parent)?, name }))
     }
 
     /// Returns the path of the key file.
     pub fn path(&self) -> PathBuf {
-        self.place.path.join(&self.name)
+        self.directory.path.join(&self.name)
     }
 
     fn pending_name(&self) -> OsString {
@@ -105,14 +105,14 @@ impl KeyFiles {
     /// [`LogFileError`] if others than the caller can access the file, or it contains no key.
     pub fn load_key(&self) -> Result<Option<StoredKey>, LogFileError> {
         for (name, is_pending) in [(self.name.clone(), false), (self.pending_name(), true)] {
-            if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
-                match read_key(file).map_err(system_error("read", &self.place.path.join(&name)))? {
+            if let Some(file) = self.directory.open_private(&name, OFlags::RDONLY)? {
+                match read_key(file).map_err(system_error("read", &self.directory.path.join(&name)))? {
                     Some(key) => return Ok(Some(StoredKey { key, is_pending })),
                     // The write was interrupted; the key signed nothing.
                     None if is_pending => {}
                     None => {
                         let why = io::Error::new(io::ErrorKind::InvalidData, "it holds no signing key");
-                        return Err(system_error("use", &self.place.path.join(&name))(why));
+                        return Err(system_error("use", &self.directory.path.join(&name))(why));
                     }
                 }
             }
@@ -126,14 +126,14 @@ impl KeyFiles {
     /// [`LogFileError`] if it cannot be written.
     pub fn create_pending(&self) -> Result<SigningKey, LogFileError> {
         let name = self.pending_name();
-        let path = self.place.path.join(&name);
+        let path = self.directory.path.join(&name);
         let mut seed = [0; 32];
         let length = getrandom(&mut seed, GetRandomFlags::empty()).map_err(system_error("make a key for", &path))?;
         let key = (length == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
         let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let missing = || system_error("create", &path)(io::ErrorKind::NotFound);
-        let mut file = self.place.open_private(&name, flags)?.ok_or_else(missing)?;
+        let mut file = self.directory.open_private(&name, flags)?.ok_or_else(missing)?;
         let text = format!("{FILE_MARK} {}\n", hex_digits(&seed));
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(system_error("write", &path))?;
         Ok(key)
@@ -144,9 +144,9 @@ impl KeyFiles {
     /// # Errors
     /// [`LogFileError`] if it cannot be renamed.
     pub fn publish_key(&self) -> Result<(), LogFileError> {
-        let renamed = rustix::fs::renameat(&self.place.fd, self.pending_name(), &self.place.fd, &self.name);
+        let renamed = rustix::fs::renameat(&self.directory.fd, self.pending_name(), &self.directory.fd, &self.name);
         renamed.map_err(system_error("create", &self.path()))?;
-        self.place.sync_names()
+        self.directory.sync_names()
     }
 }
 

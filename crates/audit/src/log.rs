@@ -53,7 +53,7 @@ pub struct TornTail {
 pub enum LogOpenError {
     /// The directory or a file is unsuitable.
     #[error(transparent)]
-    Place(#[from] LogFileError),
+    LogFile(#[from] LogFileError),
     /// The chain is broken.
     #[error("the audit log in `{}` is broken at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and Stockade starts a new log", RawText::from(dir.as_path()))]
     Broken {
@@ -85,7 +85,7 @@ pub enum LogOpenError {
 pub enum AppendError {
     /// The lock or a file failed.
     #[error(transparent)]
-    Place(#[from] LogFileError),
+    LogFile(#[from] LogFileError),
     /// The disk, the quota or the file size limit is reached.
     #[error("there is no space for the audit log in `{}`: {source}\nhint: make space there (`stockade cache clear --all` may), then try again", RawText::from(dir.as_path()))]
     NoSpace {
@@ -153,7 +153,7 @@ pub enum AppendError {
 pub enum LogCommitError {
     /// The lock or the head failed.
     #[error(transparent)]
-    Place(#[from] LogFileError),
+    LogFile(#[from] LogFileError),
     /// The sync failed, now or earlier. The kernel reports a lost write only once, so a log that
     /// failed to sync stays failed until it is opened again.
     #[error("the audit log in `{}` could not be synced to the disk{}\nhint: check the disk and start again", RawText::from(dir.as_path()), cause_suffix(source))]
@@ -181,7 +181,7 @@ fn cause_suffix(source: &Option<io::Error>) -> String {
 /// Open log. Threads share it by reference.
 #[derive(Debug)]
 pub struct AuditLogWriter {
-    place: LogDirectory,
+    directory: LogDirectory,
     path: PathBuf,
     file: File,
     /// Device and inode of `file`.
@@ -217,21 +217,21 @@ impl AuditLogWriter {
     /// [`LogOpenError`] if others than the caller can access the path, the chain is broken, or the end
     /// is missing.
     pub fn open(dir: &Path) -> Result<Self, LogOpenError> {
-        let place = LogDirectory::open_or_create(dir)?;
+        let directory = LogDirectory::open_or_create(dir)?;
         let path = dir.join(LOG_NAME);
         let missing = || system_error("open", &path)(io::ErrorKind::NotFound);
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
-        let file = place.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
+        let file = directory.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
         let lock = FileLock::lock_exclusive(&file, &path)?;
         let stat = rustix::fs::fstat(&file).map_err(system_error("examine", &path))?;
         let no_name = || system_error("open", dir)(io::ErrorKind::InvalidInput);
         let keys = KeyFiles::of_log(dir)?.ok_or_else(no_name)?;
-        let OpenedLog { head, key, note, head_bytes, tip, torn } = open_log(&place, &keys, &file, size_of(&stat))?;
+        let OpenedLog { head, key, note, head_bytes, tip, torn } = open_log(&directory, &keys, &file, size_of(&stat))?;
         drop(lock);
         let boot = note.boot;
         let state = Mutex::new(LogWriterState { tip, note, head_bytes, syncing: false, failed: false, torn });
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { place, path, file, identity, head, key, boot, state, synced: Condvar::new() })
+        Ok(Self { directory, path, file, identity, head, key, boot, state, synced: Condvar::new() })
     }
 
     /// Returns the last torn piece that was moved, when the log was opened or later.
@@ -277,7 +277,7 @@ impl AuditLogWriter {
         let _lock = FileLock::lock_exclusive(&self.file, &self.path)?;
         self.catch_up(&mut state)?;
         self.read_head(&mut state)?;
-        self.demand_end(&state)?;
+        self.require_end(&state)?;
         let mut tip = state.tip;
         let mut lines = Vec::with_capacity(bodies.iter().map(|body| body.len() + 256).sum());
         for (index, body) in bodies.iter().enumerate() {
@@ -308,7 +308,7 @@ impl AuditLogWriter {
         let target = state.tip.end;
         loop {
             if state.failed {
-                return Err(LogCommitError::Sync { dir: self.place.path.clone(), source: None });
+                return Err(LogCommitError::Sync { dir: self.directory.path.clone(), source: None });
             }
             if state.note.durable.end >= target {
                 return Ok(());
@@ -331,10 +331,10 @@ impl AuditLogWriter {
         self.synced.notify_all();
         if let Err(source) = synced {
             state.failed = true;
-            return Err(LogCommitError::Sync { dir: self.place.path.clone(), source: Some(source) });
+            return Err(LogCommitError::Sync { dir: self.directory.path.clone(), source: Some(source) });
         }
         if self.size_in_place()?.is_none() {
-            return Err(LogCommitError::Replaced { dir: self.place.path.clone() });
+            return Err(LogCommitError::Replaced { dir: self.directory.path.clone() });
         }
         self.move_head(&mut state, tip)?;
         Ok(())
@@ -385,12 +385,12 @@ impl AuditLogWriter {
     }
 
     fn head_path(&self) -> PathBuf {
-        self.place.path.join(HEAD_NAME)
+        self.directory.path.join(HEAD_NAME)
     }
 
     /// Requires that the log contains the last line of the head. Another process may have appended
     /// that line, and it may have been removed since. The lock is held.
-    fn demand_end(&self, state: &LogWriterState) -> Result<(), AppendError> {
+    fn require_end(&self, state: &LogWriterState) -> Result<(), AppendError> {
         let (tip, last) = (state.tip, state.note.last);
         let fault = match tip.seq.cmp(&last.seq) {
             std::cmp::Ordering::Less => {
@@ -399,7 +399,7 @@ impl AuditLogWriter {
             std::cmp::Ordering::Equal if tip != last => LineFault::NotHead,
             _ => return Ok(()),
         };
-        Err(AppendError::Broken { dir: self.place.path.clone(), line: last.seq, fault })
+        Err(AppendError::Broken { dir: self.directory.path.clone(), line: last.seq, fault })
     }
 
     /// Returns the last line, to be kept elsewhere; `None` for an empty log.
@@ -452,7 +452,7 @@ impl AuditLogWriter {
 
     /// Reads the lines that other processes appended. The lock is held.
     fn catch_up(&self, state: &mut LogWriterState) -> Result<(), AppendError> {
-        let dir = || self.place.path.clone();
+        let dir = || self.directory.path.clone();
         let Some(size) = self.size_in_place()? else { return Err(AppendError::Replaced { dir: dir() }) };
         if size == state.tip.end {
             return Ok(());
@@ -467,7 +467,7 @@ impl AuditLogWriter {
         match scan::follow_chain(&self.file, state.tip, size).map_err(system_error("read", &self.path))? {
             Ok(ChainEnd::Whole(tip)) => state.tip = tip,
             Ok(ChainEnd::Torn(tip)) => {
-                state.torn = Some(set_aside(&self.place, &self.file, tip, size)?);
+                state.torn = Some(set_aside(&self.directory, &self.file, tip, size)?);
                 state.tip = tip;
             }
             Err(ChainBreak { line, fault }) => return Err(AppendError::Broken { dir: dir(), line, fault }),
@@ -477,7 +477,7 @@ impl AuditLogWriter {
 
     /// Returns the log's length, if the open file still has its name.
     fn size_in_place(&self) -> Result<Option<u64>, LogFileError> {
-        match rustix::fs::statat(&self.place.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
+        match rustix::fs::statat(&self.directory.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if (stat.st_dev, stat.st_ino) == self.identity => Ok(Some(size_of(&stat))),
             Ok(_) | Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(system_error("examine", &self.path)(e)),
@@ -488,7 +488,7 @@ impl AuditLogWriter {
     /// opens finds the piece torn.
     fn take_back(&self, tip: LogTip, source: io::Error) -> AppendError {
         let _ = self.file.set_len(tip.end);
-        let dir = self.place.path.clone();
+        let dir = self.directory.path.clone();
         match source.kind() {
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
@@ -533,15 +533,20 @@ fn too_large(index: usize, event: &Event, bytes: usize) -> AppendError {
 
 /// Moves the bytes after `tip` to a file of their own. The lock is held. The copy is durable before
 /// the log is truncated, so a crash loses neither.
-pub(crate) fn set_aside(place: &LogDirectory, log: &File, tip: LogTip, size: u64) -> Result<TornTail, LogFileError> {
+pub(crate) fn set_aside(
+    directory: &LogDirectory,
+    log: &File,
+    tip: LogTip,
+    size: u64,
+) -> Result<TornTail, LogFileError> {
     let seq = tip.seq + 1;
     for attempt in 0..MAX_TORN_FILES {
         let name = match attempt {
             0 => format!("{LOG_NAME}.torn-{seq}"),
             n => format!("{LOG_NAME}.torn-{seq}.{n}"),
         };
-        let path = place.path.join(&name);
-        let copy = match place.open_private(&name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+        let path = directory.path.join(&name);
+        let copy = match directory.open_private(&name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
             Err(LogFileError::System { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(e),
             Ok(None) => continue,
@@ -549,9 +554,11 @@ pub(crate) fn set_aside(place: &LogDirectory, log: &File, tip: LogTip, size: u64
         };
         scan::copy_stretch(log, tip.end, size, &copy).map_err(system_error("write", &path))?;
         copy.sync_all().map_err(system_error("sync", &path))?;
-        place.sync_names()?;
-        log.set_len(tip.end).and_then(|()| log.sync_data()).map_err(system_error("cut", &place.path.join(LOG_NAME)))?;
+        directory.sync_names()?;
+        log.set_len(tip.end)
+            .and_then(|()| log.sync_data())
+            .map_err(system_error("cut", &directory.path.join(LOG_NAME)))?;
         return Ok(TornTail { seq, bytes: size - tip.end, file: path });
     }
-    Err(system_error("move an incomplete last line to a file in", &place.path)(io::ErrorKind::AlreadyExists))
+    Err(system_error("move an incomplete last line to a file in", &directory.path)(io::ErrorKind::AlreadyExists))
 }

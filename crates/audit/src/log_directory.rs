@@ -39,10 +39,10 @@ impl LogDirectory {
     /// caller can access it.
     pub fn open_or_create(path: &Path) -> Result<Self, LogFileError> {
         create_private_directory(path)?;
-        let place = Self::open_existing(path)?;
-        let stat = rustix::fs::fstat(&place.fd).map_err(system_error("examine", path))?;
+        let directory = Self::open_existing(path)?;
+        let stat = rustix::fs::fstat(&directory.fd).map_err(system_error("examine", path))?;
         require_private(&stat, FileType::Directory, path, PLACE_NOUN)?;
-        Ok(place)
+        Ok(directory)
     }
 
     /// Opens the directory for reading. Its owner is not checked, because an auditor may read
@@ -104,7 +104,7 @@ impl LogDirectory {
 }
 
 fn kind_error(expected: &'static str, path: PathBuf) -> LogFileError {
-    LogFileError::Kind { expected, path, place: PLACE_NOUN }
+    LogFileError::Kind { expected, path, directory: PLACE_NOUN }
 }
 
 /// Lock of the log; released when dropped.

@@ -36,27 +36,32 @@ struct FoundHead {
 /// Checks the log against its head, and writes the head if it must change. The caller holds the
 /// log's exclusive lock.
 pub(crate) fn open_log(
-    place: &LogDirectory,
+    directory: &LogDirectory,
     keys: &KeyFiles,
     log: &File,
     size: u64,
 ) -> Result<OpenedLog, LogOpenError> {
     let stored = keys.load_key()?;
     let now = BootId::read_current();
-    let found = find_head(place, keys, stored.as_ref(), size, now)?;
-    let (mut note, start) = compare_head(place, log, size, found.note, now)?;
-    let (tip, torn) = match scan::follow_chain(log, start, size)
-        .map_err(system_error("read", &place.path.join(LOG_NAME)))?
-    {
-        Ok(ChainEnd::Whole(tip)) => (tip, None),
-        Ok(ChainEnd::Torn(tip)) => (tip, Some(set_aside(place, log, tip, size)?)),
-        Err(ChainBreak { line, fault }) => return Err(LogOpenError::Broken { dir: place.path.clone(), line, fault }),
-    };
+    let found = find_head(directory, keys, stored.as_ref(), size, now)?;
+    let (mut note, start) = compare_head(directory, log, size, found.note, now)?;
+    let (tip, torn) =
+        match scan::follow_chain(log, start, size).map_err(system_error("read", &directory.path.join(LOG_NAME)))? {
+            Ok(ChainEnd::Whole(tip)) => (tip, None),
+            Ok(ChainEnd::Torn(tip)) => (tip, Some(set_aside(directory, log, tip, size)?)),
+            Err(ChainBreak { line, fault }) => {
+                return Err(LogOpenError::Broken { dir: directory.path.clone(), line, fault });
+            }
+        };
     if tip.seq < note.last.seq {
         note.lost = note.lost.saturating_add(u32::try_from(note.last.seq - tip.seq).unwrap_or(u32::MAX));
     } else if start != note.last {
         // Nothing is missing, but the line in the head is another one.
-        return Err(LogOpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault: LineFault::NotHead });
+        return Err(LogOpenError::Broken {
+            dir: directory.path.clone(),
+            line: note.last.seq,
+            fault: LineFault::NotHead,
+        });
     }
     note.last = tip;
     note.boot = now;
@@ -65,7 +70,7 @@ pub(crate) fn open_log(
         Some(stored) => stored.key,
         None => keys.create_pending()?,
     };
-    let (head, head_bytes) = write_head(place, log, &found, &key, &note)?;
+    let (head, head_bytes) = write_head(directory, log, &found, &key, &note)?;
     if is_pending {
         keys.publish_key()?;
     }
@@ -73,22 +78,22 @@ pub(crate) fn open_log(
 }
 
 fn find_head(
-    place: &LogDirectory,
+    directory: &LogDirectory,
     keys: &KeyFiles,
     stored: Option<&StoredKey>,
     size: u64,
     now: BootId,
 ) -> Result<FoundHead, LogOpenError> {
-    let path = place.path.join(HEAD_NAME);
-    let broken = || LogOpenError::Head { dir: place.path.clone() };
-    let file = place.open_private(HEAD_NAME, OFlags::RDWR)?;
+    let path = directory.path.join(HEAD_NAME);
+    let broken = || LogOpenError::Head { dir: directory.path.clone() };
+    let file = directory.open_private(HEAD_NAME, OFlags::RDWR)?;
     let bytes = file.as_ref().map_or(Ok(Vec::new()), head::read_bytes).map_err(system_error("read", &path))?;
     match (head::parse_head(&bytes), stored) {
         (HeadContent::Signed(signed), Some(stored)) => {
             let note = signed.verify_signature(&stored.key).ok_or_else(broken)?;
             Ok(FoundHead { file, note, bytes: Some(bytes) })
         }
-        (HeadContent::Signed(_), None) => Err(LogOpenError::Key { dir: place.path.clone(), key: keys.path() }),
+        (HeadContent::Signed(_), None) => Err(LogOpenError::Key { dir: directory.path.clone(), key: keys.path() }),
         // A log of an earlier version: from now on its head is signed.
         (HeadContent::Unsigned(tip), None | Some(StoredKey { is_pending: true, .. })) => {
             let note = HeadNote { last: tip, durable: tip, ..HeadNote::for_empty_log(now) };
@@ -103,13 +108,13 @@ fn find_head(
 /// Requires the lines of the note, except those that a stop of the machine may have lost. Returns
 /// the note, and the line after which the check continues.
 fn compare_head(
-    place: &LogDirectory,
+    directory: &LogDirectory,
     log: &File,
     size: u64,
     mut note: HeadNote,
     now: BootId,
 ) -> Result<(HeadNote, LogTip), LogOpenError> {
-    let holds = |tip| holds_tip(log, size, tip).map_err(system_error("read", &place.path.join(LOG_NAME)));
+    let holds = |tip| holds_tip(log, size, tip).map_err(system_error("read", &directory.path.join(LOG_NAME)));
     if holds(note.last)? {
         if note.boot.is_other_boot(now) {
             // The line was read from the disk after a stop of the machine.
@@ -121,7 +126,7 @@ fn compare_head(
         return Ok((note, note.durable));
     }
     let fault = if size < note.last.end {
-        let there = count_whole_lines(log, size).map_err(system_error("read", &place.path.join(LOG_NAME)))?;
+        let there = count_whole_lines(log, size).map_err(system_error("read", &directory.path.join(LOG_NAME)))?;
         LineFault::Missing {
             last: note.last.seq,
             count: note.last.seq.saturating_sub(there),
@@ -130,7 +135,7 @@ fn compare_head(
     } else {
         LineFault::NotHead
     };
-    Err(LogOpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault })
+    Err(LogOpenError::Broken { dir: directory.path.clone(), line: note.last.seq, fault })
 }
 
 pub(crate) fn count_whole_lines(log: &File, size: u64) -> io::Result<u64> {
@@ -144,17 +149,17 @@ pub(crate) fn count_whole_lines(log: &File, size: u64) -> io::Result<u64> {
 
 /// Writes the head if the file differs from it.
 fn write_head(
-    place: &LogDirectory,
+    directory: &LogDirectory,
     log: &File,
     found: &FoundHead,
     key: &SigningKey,
     note: &HeadNote,
 ) -> Result<(File, Vec<u8>), LogOpenError> {
-    let path = place.path.join(HEAD_NAME);
+    let path = directory.path.join(HEAD_NAME);
     let missing = || system_error("create", &path)(io::ErrorKind::NotFound);
     let file = match &found.file {
         Some(file) => file.try_clone().map_err(system_error("open", &path))?,
-        None => place.open_private(HEAD_NAME, OFlags::RDWR | OFlags::CREATE)?.ok_or_else(missing)?,
+        None => directory.open_private(HEAD_NAME, OFlags::RDWR | OFlags::CREATE)?.ok_or_else(missing)?,
     };
     if let Some(bytes) = found.bytes.as_ref().filter(|_| found.note == *note) {
         return Ok((file, bytes.clone()));
@@ -164,8 +169,8 @@ fn write_head(
     if found.bytes.is_none() {
         // Once for each log: its files have their names, or do not exist.
         file.sync_all().map_err(system_error("sync", &path))?;
-        log.sync_all().map_err(system_error("sync", &place.path.join(LOG_NAME)))?;
-        place.sync_names()?;
+        log.sync_all().map_err(system_error("sync", &directory.path.join(LOG_NAME)))?;
+        directory.sync_names()?;
     }
     Ok((file, bytes))
 }
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn another_line_in_the_place_of_a_lost_one_is_found() {
+    fn a_line_that_replaces_a_lost_one_is_found() {
         let root = tempfile::tempdir().unwrap();
         let [dir, other] = ["audit", "other"].map(|name| root.path().join(name));
         of_earlier_boot(&dir);

@@ -114,7 +114,7 @@ impl ArchivePacker<'_, '_> {
         while let Some((path, name)) = waiting.pop() {
             let object = match self.tree.open_object(&path) {
                 // Removed or replaced meanwhile.
-                Err(FilesError::NotFound(_) | FilesError::Led(_)) if !name.is_root() => continue,
+                Err(FilesError::NotFound(_) | FilesError::ByLink(_)) if !name.is_root() => continue,
                 other => other?,
             };
             if !name.is_root() {

@@ -347,9 +347,9 @@ impl FileTree {
     /// path.
     fn may_change_beneath(&self, path: &TreePath, to: Option<&TreePath>) -> Result<(), FilesError> {
         // Moved objects will be at their new paths.
-        let exists = |place: &TreePath| {
-            let moved = to.and_then(|to| Some(path.join_path(&place.relative_to(to)?)));
-            self.open_object(moved.as_ref().unwrap_or(place)).is_ok()
+        let exists = |target_path: &TreePath| {
+            let moved = to.and_then(|to| Some(path.join_path(&target_path.relative_to(to)?)));
+            self.open_object(moved.as_ref().unwrap_or(target_path)).is_ok()
         };
         let mut waiting = vec![(path.clone(), to.cloned())];
         while let Some((path, to)) = waiting.pop() {

@@ -51,16 +51,16 @@ impl FileTree {
         &self,
         path: &TreePath,
         input: &mut dyn Read,
-        place: UploadTarget,
+        target: UploadTarget,
         bounds: ContentLimits,
     ) -> Result<UploadReport, FilesError> {
-        if place == UploadTarget::New {
+        if target == UploadTarget::New {
             let (parent, name) = self.open_parent(path, ObjectKind::Directory)?;
             if TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("examine", path))?.is_some() {
                 return Err(FilesError::Exists(path.clone()));
             }
         }
-        let owner = match place {
+        let owner = match target {
             UploadTarget::New => self.open_parent(path, ObjectKind::Directory)?.0.stat,
             UploadTarget::Into { .. } => self.open_directory(path)?.stat,
         };
@@ -77,7 +77,7 @@ impl FileTree {
             directories: Vec::new(),
         };
         let uploaded = unpacking.unpack_all(&mut ArchiveReader::new(input, bounds))?;
-        match place {
+        match target {
             UploadTarget::New => {
                 let (parent, name) = self.open_parent(path, ObjectKind::Directory)?;
                 let flags = RenameFlags::NOREPLACE;
@@ -151,7 +151,7 @@ impl ArchiveUnpacker<'_> {
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
                 self.fresh.open_directory(path)
             }
-            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => {
+            (Err(FilesError::ByLink(_) | FilesError::Kind { .. }), _) => {
                 Err(archive_error(Some(path_bytes(path)), "an earlier member, which is no directory, is on its path"))
             }
             (there, _) => there,
@@ -161,9 +161,9 @@ impl ArchiveUnpacker<'_> {
     /// Checks whether each object may be at its path, after all objects are known. The meaning of
     /// an object can depend on the objects beside it.
     fn may_be_placed(&self) -> Result<(), FilesError> {
-        let exists = |place: &TreePath| {
-            place.relative_to(self.at).is_some_and(|inner| self.fresh.open_object(&inner).is_ok())
-                || self.tree.open_object(place).is_ok()
+        let exists = |target: &TreePath| {
+            target.relative_to(self.at).is_some_and(|inner| self.fresh.open_object(&inner).is_ok())
+                || self.tree.open_object(target).is_ok()
         };
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {

@@ -26,7 +26,7 @@ pub(super) struct CommitContext<'a> {
     pub stage: &'a OpenStage,
     pub journal: &'a StageJournal,
     pub workspace: BorrowedFd<'a>,
-    pub depot: BorrowedFd<'a>,
+    pub commit_area: BorrowedFd<'a>,
     pub guard: &'a CommitGuard<'a>,
     settled: BTreeSet<&'a Path>,
 }
@@ -35,11 +35,11 @@ impl<'a> CommitContext<'a> {
     pub fn new(
         stage: &'a OpenStage,
         journal: &'a StageJournal,
-        (workspace, depot): (BorrowedFd<'a>, BorrowedFd<'a>),
+        (workspace, commit_area): (BorrowedFd<'a>, BorrowedFd<'a>),
         guard: &'a CommitGuard<'a>,
     ) -> Self {
         let settled = journal.settled.iter().map(|path| path.as_path()).collect();
-        Self { stage, journal, workspace, depot, guard, settled }
+        Self { stage, journal, workspace, commit_area, guard, settled }
     }
 
     /// Checks again the object that a step just put at a path, with its content. `is_new` is true
@@ -118,16 +118,16 @@ impl CommitContext<'_> {
     }
 
     fn find_in_slot(&self, slot: &str, path: &Path) -> Result<Option<TreeObject>, PathError> {
-        TreeObject::open_entry(self.depot, OsStr::new(slot)).at_path(path)
+        TreeObject::open_entry(self.commit_area, OsStr::new(slot)).at_path(path)
     }
 
     fn remove(&self, path: &Path, slot: u32, old: &ChangeMark) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.open_entry(path)?;
-        match &place.there {
+        let entry = self.open_entry(path)?;
+        match &entry.there {
             Some(there) if is_the_same(there, old) => {
-                place.move_to(self.depot, &name)?;
-                self.must_be_old(&place, &name, old)
+                entry.move_to(self.commit_area, &name)?;
+                self.must_be_old(&entry, &name, old)
             }
             None => Ok(()),
             Some(_) if self.find_in_slot(&name, path)?.is_some() => Ok(()),
@@ -137,14 +137,14 @@ impl CommitContext<'_> {
 
     /// Checks a removed object again in the commit area, out of reach of other processes. Between
     /// the check and the move another process may have changed it, or put an entry in it.
-    fn must_be_old(&self, place: &WorkspaceEntry<'_>, slot: &str, old: &ChangeMark) -> Result<(), PathError> {
-        let moved = self.find_in_slot(slot, place.path)?;
-        let moved = moved.ok_or_else(|| PathError::new(place.path, Errno::NOENT))?;
-        if is_the_same(&moved, old) && !self.holds_newer(&moved, place.path, 0)? {
+    fn must_be_old(&self, entry: &WorkspaceEntry<'_>, slot: &str, old: &ChangeMark) -> Result<(), PathError> {
+        let moved = self.find_in_slot(slot, entry.path)?;
+        let moved = moved.ok_or_else(|| PathError::new(entry.path, Errno::NOENT))?;
+        if is_the_same(&moved, old) && !self.holds_newer(&moved, entry.path, 0)? {
             return Ok(());
         }
-        place.take_from(self.depot, slot)?;
-        Err(concurrent_change_error(place.path))
+        entry.take_from(self.commit_area, slot)?;
+        Err(concurrent_change_error(entry.path))
     }
 
     /// Returns whether an entry of a directory is newer than the conflict check.
@@ -174,38 +174,38 @@ impl CommitContext<'_> {
         watch: &mut dyn CommitObserver,
     ) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.open_entry(path)?;
-        if place.has_inode(new) {
+        let entry = self.open_entry(path)?;
+        if entry.has_inode(new) {
             return Ok(());
         }
         if self.find_in_slot(&name, path)?.is_none_or(|object| object.inode() != new) {
             return Err(PathError::from_reason(path, "its new content is missing"));
         }
-        let Some(there) = &place.there else {
+        let Some(there) = &entry.there else {
             // The old object was moved away before an interruption, or another process removed it.
-            place.take_from(self.depot, &name)?;
-            return self.must_stay(&place, new, old.is_none(), || place.move_to(self.depot, &name));
+            entry.take_from(self.commit_area, &name)?;
+            return self.must_stay(&entry, new, old.is_none(), || entry.move_to(self.commit_area, &name));
         };
         if !old.is_some_and(|old| is_the_same(there, old)) {
             return Err(concurrent_change_error(path));
         }
-        match place.exchange_with_slot(self.depot, &name) {
+        match entry.exchange_with_slot(self.commit_area, &name) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                place.move_to(self.depot, &old_slot_name(slot))?;
-                watch.on_point(CommitPoint::Aside).at_path(path)?;
-                place.take_from(self.depot, &name)?;
-                return self.must_stay(&place, new, false, || place.move_to(self.depot, &name));
+                entry.move_to(self.commit_area, &old_slot_name(slot))?;
+                watch.on_point(CommitPoint::Backup).at_path(path)?;
+                entry.take_from(self.commit_area, &name)?;
+                return self.must_stay(&entry, new, false, || entry.move_to(self.commit_area, &name));
             }
             Err(errno) => return Err(PathError::new(path, errno)),
         }
         // Between the check and the exchange another process may have put a different object.
         let came_out = self.find_in_slot(&name, path)?;
         if !came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
-            place.exchange_with_slot(self.depot, &name).at_path(path)?;
+            entry.exchange_with_slot(self.commit_area, &name).at_path(path)?;
             return Err(concurrent_change_error(path));
         }
-        self.must_stay(&place, new, false, || place.exchange_with_slot(self.depot, &name).at_path(path))
+        self.must_stay(&entry, new, false, || entry.exchange_with_slot(self.commit_area, &name).at_path(path))
     }
 
     /// Checks the object that was just put. Meanwhile its directory may have been renamed, or
@@ -213,17 +213,17 @@ impl CommitContext<'_> {
     /// removed again, from the open directory, wherever that directory is now.
     fn must_stay(
         &self,
-        place: &WorkspaceEntry<'_>,
+        entry: &WorkspaceEntry<'_>,
         new: u64,
         is_new: bool,
         take_back: impl Fn() -> Result<(), PathError>,
     ) -> Result<(), PathError> {
-        let here = TreeObject::open_beneath(self.workspace, place.path).at_path(place.path)?;
+        let here = TreeObject::open_beneath(self.workspace, entry.path).at_path(entry.path)?;
         let stays = match here {
-            Some(object) if object.inode() == new => self.recheck(place.path, is_new),
-            _ => Err(concurrent_change_error(place.path)),
+            Some(object) if object.inode() == new => self.recheck(entry.path, is_new),
+            _ => Err(concurrent_change_error(entry.path)),
         };
-        let still = || TreeObject::open_entry(place.directory.as_fd(), place.name);
+        let still = || TreeObject::open_entry(entry.directory.as_fd(), entry.name);
         if stays.is_err() && matches!(still(), Ok(Some(object)) if object.inode() == new) {
             take_back()?;
         }
@@ -239,31 +239,33 @@ impl CommitContext<'_> {
         watch: &mut dyn CommitObserver,
     ) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.open_entry(path)?;
+        let entry = self.open_entry(path)?;
         let Some(old) = old else {
-            return if place.has_inode(new) { place.move_to(self.depot, &name) } else { Ok(()) };
+            return if entry.has_inode(new) { entry.move_to(self.commit_area, &name) } else { Ok(()) };
         };
         if self.find_in_slot(&old_slot_name(slot), path)?.is_some() {
-            if place.has_inode(new) {
-                place.move_to(self.depot, &name)?;
-                watch.on_point(CommitPoint::Aside).at_path(path)?;
+            if entry.has_inode(new) {
+                entry.move_to(self.commit_area, &name)?;
+                watch.on_point(CommitPoint::Backup).at_path(path)?;
             }
             return self.put_back(path, &old_slot_name(slot), old.inode);
         }
-        if !place.has_inode(new) {
+        if !entry.has_inode(new) {
             return Ok(());
         }
         match self.find_in_slot(&name, path)? {
-            Some(object) if object.inode() == old.inode => place.exchange_with_slot(self.depot, &name).at_path(path),
+            Some(object) if object.inode() == old.inode => {
+                entry.exchange_with_slot(self.commit_area, &name).at_path(path)
+            }
             // Another process had removed the old object.
-            _ => place.move_to(self.depot, &name),
+            _ => entry.move_to(self.commit_area, &name),
         }
     }
 
     fn put_back(&self, path: &Path, slot: &str, inode: u64) -> Result<(), PathError> {
-        let place = self.open_entry(path)?;
+        let entry = self.open_entry(path)?;
         let is_in_slot = self.find_in_slot(slot, path)?.is_some_and(|object| object.inode() == inode);
-        if is_in_slot && place.there.is_none() { place.take_from(self.depot, slot) } else { Ok(()) }
+        if is_in_slot && entry.there.is_none() { entry.take_from(self.commit_area, slot) } else { Ok(()) }
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> Result<(), PathError> {
@@ -305,19 +307,19 @@ impl WorkspaceEntry<'_> {
         self.there.as_ref().is_some_and(|there| there.inode() == inode)
     }
 
-    fn move_to(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
-        move_name(self.directory.as_fd(), self.name, depot, OsStr::new(slot)).at_path(self.path)
+    fn move_to(&self, commit_area: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
+        move_name(self.directory.as_fd(), self.name, commit_area, OsStr::new(slot)).at_path(self.path)
     }
 
-    fn take_from(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
-        match move_name(depot, OsStr::new(slot), self.directory.as_fd(), self.name) {
+    fn take_from(&self, commit_area: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
+        match move_name(commit_area, OsStr::new(slot), self.directory.as_fd(), self.name) {
             Err(Errno::EXIST) => Err(concurrent_change_error(self.path)),
             other => other.at_path(self.path),
         }
     }
 
-    fn exchange_with_slot(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), Errno> {
-        renameat_with(depot, OsStr::new(slot), &self.directory, self.name, RenameFlags::EXCHANGE)
+    fn exchange_with_slot(&self, commit_area: BorrowedFd<'_>, slot: &str) -> Result<(), Errno> {
+        renameat_with(commit_area, OsStr::new(slot), &self.directory, self.name, RenameFlags::EXCHANGE)
     }
 }
 

@@ -16,7 +16,7 @@ use stockade_model::{RawText, StageId};
 
 use super::apply::{CommitContext, carry_out_steps, undo_steps};
 use super::change::{StageChange, StageChanges, compare_trees};
-use super::commit_area::{COMMIT_AREA, CommitArea, clear_depots};
+use super::commit_area::{COMMIT_AREA, CommitArea, clear_commit_areas};
 use super::conflict::{ConflictCheck, StageConflict};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
 use super::journal::{self, StageJournal};
@@ -151,17 +151,18 @@ impl OpenStage {
         if chosen.changes.is_empty() && !is_all {
             return Ok(CommitResult { paths, held, is_gone: false });
         }
-        let depot = CommitArea::create_empty(&self, lower.as_fd()).map_err(StageCommitError::Prepare)?;
+        let commit_area = CommitArea::create_empty(&self, lower.as_fd()).map_err(StageCommitError::Prepare)?;
         let prepared = watch
-            .on_point(CommitPoint::Depot)
+            .on_point(CommitPoint::CommitArea)
             .at_path(Path::new(COMMIT_AREA))
             .and_then(|()| {
-                prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&request.paths, self.meta.began), watch)
+                prepare_steps((&chosen, &all), (&upper, &lower), &commit_area, (&request.paths, self.meta.began), watch)
             })
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
                 let agreed = request.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
-                let journal = StageJournal { depot: depot.place, checked, steps, settled, agreed, is_all };
+                let journal =
+                    StageJournal { commit_area: commit_area.area_directory, checked, steps, settled, agreed, is_all };
                 watch.on_point(CommitPoint::Ready).at_path(Path::new(COMMIT_AREA))?;
                 journal::record_decision(&self, &journal)?;
                 Ok(journal)
@@ -170,11 +171,11 @@ impl OpenStage {
             Ok(journal) => journal,
             Err(error) => {
                 // The next recovery removes any remains.
-                let _ = journal::remove_journal(&self).and_then(|()| clear_depots(&self));
+                let _ = journal::remove_journal(&self).and_then(|()| clear_commit_areas(&self));
                 return Err(StageCommitError::Prepare(error));
             }
         };
-        let ground = CommitContext::new(&self, &journal, (lower.as_fd(), depot.directory.as_fd()), &guard);
+        let ground = CommitContext::new(&self, &journal, (lower.as_fd(), commit_area.directory.as_fd()), &guard);
         ground.carry_out_or_undo(watch)?.map_err(StageCommitError::Undone)?;
         let is_gone = finish_commit(self, &journal, watch)?;
         Ok(CommitResult { paths, held, is_gone })
@@ -220,15 +221,15 @@ impl OpenStage {
             return Ok(Some(RecoveryResult { id, end: RecoveryEnd::PutBack }));
         }
         let Some((journal, is_done)) = journal::read_state(&self)? else {
-            let cleared = clear_depots(&self)?;
+            let cleared = clear_commit_areas(&self)?;
             return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
         };
         if !is_done {
             let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);
             let agreed: Vec<PathBuf> = journal.agreed.iter().map(|path| path.as_path().to_owned()).collect();
             let guard = CommitGuard::new(&self, &agreed, upper.as_fd(), lower.as_fd())?;
-            let depot = CommitArea::open_interrupted(&self, lower.as_fd(), journal.depot)?;
-            let ground = CommitContext::new(&self, &journal, (lower.as_fd(), depot.directory.as_fd()), &guard);
+            let commit_area = CommitArea::open_interrupted(&self, lower.as_fd(), journal.commit_area)?;
+            let ground = CommitContext::new(&self, &journal, (lower.as_fd(), commit_area.directory.as_fd()), &guard);
             if let Err(failed) = ground.carry_out_or_undo(watch)? {
                 return Ok(Some(RecoveryResult { id, end: RecoveryEnd::Undone(failed) }));
             }
@@ -280,7 +281,7 @@ impl CommitContext<'_> {
         undo_steps(self, watch)?;
         self.flush()?;
         journal::remove_journal(self.stage)?;
-        clear_depots(self.stage).map(drop)
+        clear_commit_areas(self.stage).map(drop)
     }
 
     /// Flushes the changed directories to the disk.
@@ -300,7 +301,7 @@ fn finish_commit(
     journal: &StageJournal,
     watch: &mut dyn CommitObserver,
 ) -> Result<bool, StageCommitError> {
-    clear_depots(&stage)?;
+    clear_commit_areas(&stage)?;
     watch.on_point(CommitPoint::Emptied).at_path(Path::new(COMMIT_AREA))?;
     if journal.is_all {
         stage.remove()?;

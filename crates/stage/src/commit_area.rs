@@ -26,7 +26,7 @@ const BORROWED_MARKER: &str = "borrowed";
 
 /// An open commit area.
 pub(super) struct CommitArea {
-    pub place: CommitAreaLocation,
+    pub area_directory: CommitAreaLocation,
     pub directory: OwnedFd,
     /// True if staged objects can get a second name (hard link) in it.
     pub links: bool,
@@ -35,11 +35,11 @@ pub(super) struct CommitArea {
 impl CommitArea {
     /// Makes an empty commit area.
     pub fn create_empty(stage: &OpenStage, workspace: BorrowedFd<'_>) -> Result<Self, PathError> {
-        clear_depots(stage)?;
+        clear_commit_areas(stage)?;
         let path = Path::new(COMMIT_AREA);
         if mount_of(workspace).at_path(stage.workspace())? == mount_of(stage.directory.as_fd()).at_path(path)? {
             let directory = make_private(stage.directory.as_fd(), COMMIT_AREA).at_path(path)?;
-            return Ok(Self { place: CommitAreaLocation::Stage, directory, links: true });
+            return Ok(Self { area_directory: CommitAreaLocation::Stage, directory, links: true });
         }
         let root = TreeObject::duplicate(workspace).at_path(path)?;
         let is_new = TreeObject::open_entry(workspace, OsStr::new(WORKSPACE_AREA)).at_path(path)?.is_none();
@@ -48,7 +48,7 @@ impl CommitArea {
         let made = make_private(shelter.as_fd(), &workspace_area_name(stage));
         root.set_modified(root.modified_time()).at_path(stage.workspace())?;
         Ok(Self {
-            place: CommitAreaLocation::Workspace,
+            area_directory: CommitAreaLocation::Workspace,
             directory: made.at_path(&stage.workspace().join(WORKSPACE_AREA))?,
             links: false,
         })
@@ -58,15 +58,15 @@ impl CommitArea {
     pub fn open_interrupted(
         stage: &OpenStage,
         workspace: BorrowedFd<'_>,
-        place: CommitAreaLocation,
+        area_directory: CommitAreaLocation,
     ) -> Result<Self, PathError> {
-        let opened = match place {
+        let opened = match area_directory {
             CommitAreaLocation::Stage => directory_beneath(stage.directory.as_fd(), Path::new(COMMIT_AREA)),
             CommitAreaLocation::Workspace => {
                 directory_beneath(workspace, &Path::new(WORKSPACE_AREA).join(workspace_area_name(stage)))
             }
         };
-        Ok(Self { place, directory: opened.at_path(Path::new(COMMIT_AREA))?, links: false })
+        Ok(Self { area_directory, directory: opened.at_path(Path::new(COMMIT_AREA))?, links: false })
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Err
 }
 
 /// Removes the commit area. Returns whether there was one.
-pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
+pub(super) fn clear_commit_areas(stage: &OpenStage) -> Result<bool, PathError> {
     let area = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(COMMIT_AREA));
     let has_area = area.at_path(Path::new(COMMIT_AREA))?.is_some();
     remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;

@@ -33,7 +33,7 @@ pub(super) enum CommitAreaLocation {
 /// A decided commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StageJournal {
-    pub depot: CommitAreaLocation,
+    pub commit_area: CommitAreaLocation,
     /// Start of the conflict check, by the clock of file times.
     pub checked: FileTime,
     /// Steps in this order; undone in reverse order.

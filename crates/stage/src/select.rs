@@ -190,13 +190,13 @@ impl<'a> CommitGuard<'a> {
         let bytes = whole.as_os_str().as_encoded_bytes();
         let makes_file =
             !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata);
-        let of_place = || {
+        let of_path = || {
             let root_length = self.powers.root_length(bytes)?;
-            let of_place = self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists));
-            of_place.or_else(|| self.surveys.refusal_at_address(bytes, false).filter(|_| makes_file))
+            let of_path = self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists));
+            of_path.or_else(|| self.surveys.refusal_at_address(bytes, false).filter(|_| makes_file))
         };
         let verdict = match self.powers.decide_operation(operation, &whole, &exists) {
-            PermissionVerdict::Allow => of_place().map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse),
+            PermissionVerdict::Allow => of_path().map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse),
             other => other,
         };
         match verdict {

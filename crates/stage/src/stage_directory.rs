@@ -129,8 +129,8 @@ impl StageDirectory {
     /// [`StageError::Place`] if the directory cannot be made, belongs to another user or is open to
     /// other users.
     pub fn open(path: &Path) -> Result<Self, StageError> {
-        let place = |errno| StageError::Place(PathError::new(path, errno));
-        make_where_missing(CWD, path, Mode::RWXU).map_err(place)?;
+        let directory_failed = |errno| StageError::Directory(PathError::new(path, errno));
+        make_where_missing(CWD, path, Mode::RWXU).map_err(directory_failed)?;
         let directory = openat2(
             CWD,
             path,
@@ -138,13 +138,13 @@ impl StageDirectory {
             Mode::empty(),
             ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
         )
-        .map_err(place)?;
-        let stat = fstat(&directory).map_err(place)?;
+        .map_err(directory_failed)?;
+        let stat = fstat(&directory).map_err(directory_failed)?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(StageError::Place(PathError::from_reason(path, "it belongs to another user")));
+            return Err(StageError::Directory(PathError::from_reason(path, "it belongs to another user")));
         }
         if stat.st_mode & 0o077 != 0 {
-            return Err(StageError::Place(PathError::from_reason(path, "it is open to other users")));
+            return Err(StageError::Directory(PathError::from_reason(path, "it is open to other users")));
         }
         Ok(Self { path: path.to_owned(), directory })
     }
@@ -173,14 +173,14 @@ impl StageDirectory {
             compared: None,
             boot: read_boot_id(),
         };
-        let stage = self.lay_out(meta, &root).map_err(StageError::Place)?;
+        let stage = self.lay_out(meta, &root).map_err(StageError::Directory)?;
         match stage.keeps_attributes() {
             Ok(()) => Ok(stage),
             Err(errno) => {
                 // A failed removal is repeated later; the stage is empty.
                 let _ = stage.remove();
                 let error = PathError::new(&self.path, errno);
-                Err(if errno == Errno::OPNOTSUPP { StageError::Bare(error) } else { StageError::Place(error) })
+                Err(if errno == Errno::OPNOTSUPP { StageError::Bare(error) } else { StageError::Directory(error) })
             }
         }
     }
@@ -285,7 +285,7 @@ impl StageDirectory {
     pub fn remove_damaged(&self, id: &StageId) -> Result<(), StageError> {
         let directory = self.open_stage_directory(id)?;
         lock_directory(directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
-        remove(self.directory.as_fd(), id).map_err(StageError::Place)
+        remove(self.directory.as_fd(), id).map_err(StageError::Directory)
     }
 
     /// Removes the remains of an interrupted removal.
@@ -302,7 +302,7 @@ impl StageDirectory {
     }
 
     fn directory_error(&self, errno: Errno) -> StageError {
-        StageError::Place(PathError::new(&self.path, errno))
+        StageError::Directory(PathError::new(&self.path, errno))
     }
 }
 
@@ -534,6 +534,6 @@ mod tests {
         assert!(matches!(stages.open_for_reading(&id), Err(StageError::Absent(_))));
         assert!(stages.list_stages().unwrap().is_empty());
         std::fs::set_permissions(root.join("stages"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        assert!(matches!(StageDirectory::open(&root.join("stages")), Err(StageError::Place(_))));
+        assert!(matches!(StageDirectory::open(&root.join("stages")), Err(StageError::Directory(_))));
     }
 }

@@ -116,9 +116,9 @@ impl Ends {
     fn assert_clean(&self, what: &str) {
         for listed in self.scene.stages().list_stages().unwrap() {
             assert!(!listed.cut_off, "{what}");
-            let place = self.scene.root.join("stages").join(listed.id.as_str());
+            let directory = self.scene.root.join("stages").join(listed.id.as_str());
             for name in ["journal", "journal-done", "depot", "borrowed"] {
-                assert!(!place.join(name).exists(), "{what}: {name}");
+                assert!(!directory.join(name).exists(), "{what}: {name}");
             }
         }
         assert!(!self.scene.workspace().join(".stockade").exists(), "{what}");
@@ -288,14 +288,14 @@ fn intrude(at: CommitPoint, script: &str, path: &str, after: &str) {
 }
 
 #[test]
-fn what_changes_after_the_decision_is_not_overwritten() {
+fn changes_after_the_decision_are_not_overwritten() {
     let after = "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n";
     intrude(CommitPoint::Decided, "echo mine >>a", "a", after);
 }
 
 /// A file is put into a directory that is to go, when everything was looked at.
 #[test]
-fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
+fn files_added_after_the_check_are_not_lost_with_the_directory() {
     let after = "grep -q mine old/deep/mine; test -e gone; test ! -e n";
     intrude(CommitPoint::Ready, "echo mine >old/deep/mine", "old", after);
 }
@@ -317,8 +317,8 @@ fn preparations_alone_are_swept_away() {
 /// Runs when it is told to, with a filesystem of 1 MiB for its workspace.
 #[test]
 fn on_a_small_disk() {
-    let Some(place) = std::env::var_os("SMALL_DISK") else { return };
-    let scene = Scene::over("echo a >a; head -c 600000 /dev/zero >hog", Some(Path::new(&place)));
+    let Some(directory) = std::env::var_os("SMALL_DISK") else { return };
+    let scene = Scene::over("echo a >a; head -c 600000 /dev/zero >hog", Some(Path::new(&directory)));
     let before = scene.picture();
     let id = scene.staged("echo b >>a; head -c 700000 /dev/urandom >big; mkdir d; echo x >d/x");
     let refused = scene.commit(&id, &CommitRequest::default()).unwrap_err();
@@ -334,12 +334,12 @@ fn on_a_small_disk() {
 }
 
 #[test]
-fn a_full_disk_is_said_and_changes_nothing() {
-    let place = tempfile::tempdir().unwrap();
+fn a_full_disk_is_reported_and_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
     let mount = "mount -t tmpfs -o size=1m small \"$0\" && SMALL_DISK=\"$0\" exec \"$@\"";
     let output = Command::new("unshare")
         .args(["-rm", "sh", "-c", mount])
-        .arg(place.path())
+        .arg(directory.path())
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "on_a_small_disk", "--nocapture", "--test-threads", "1"])
         .output()

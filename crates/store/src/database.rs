@@ -17,7 +17,7 @@ pub const BUSY_TIMEOUT_MS: u64 = 30_000;
 pub enum StoreOpenError {
     /// The directory or the file is unsuitable.
     #[error(transparent)]
-    Place(#[from] StoreFileError),
+    StoreFile(#[from] StoreFileError),
     /// The file is empty or damaged.
     #[error(
         "the store `{}` is damaged: {why}\nhint: restore it from a backup, or move it away together with its `-wal` and `-shm`; what it remembers (answers, refusals, sandboxes) is then forgotten",

@@ -46,7 +46,7 @@ fn files_are_written_read_listed_moved_and_removed() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_what_was_there() {
+fn a_failed_write_keeps_the_old_content() {
     let ground = Ground::new();
     fs::write(ground.root.join("file"), "before").unwrap();
     fs::create_dir(ground.root.join("directory")).unwrap();
@@ -72,7 +72,7 @@ fn a_write_that_fails_leaves_what_was_there() {
 }
 
 #[test]
-fn what_a_killed_writer_left_goes_with_the_next_and_is_never_seen() {
+fn leftovers_of_a_killed_writer_are_removed_by_the_next_and_never_seen() {
     let ground = Ground::new();
     let leftover = ground.root.join(".stockade-incoming-0123");
     fs::create_dir_all(leftover.join("tree/deep")).unwrap();
@@ -83,7 +83,7 @@ fn what_a_killed_writer_left_goes_with_the_next_and_is_never_seen() {
 }
 
 #[test]
-fn what_is_made_belongs_to_whom_its_directory_does() {
+fn a_new_object_has_the_owner_of_its_directory() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not run: files of another owner (needs root)");
         return;
@@ -99,7 +99,7 @@ fn what_is_made_belongs_to_whom_its_directory_does() {
 }
 
 #[test]
-fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
+fn a_guarded_path_is_not_changed_by_its_parent_directory_either() {
     let ground = Ground::new();
     fs::create_dir_all(ground.root.join("a/.git/hooks")).unwrap();
     let guard = |path: &TreePath, _: ObjectKind, _: ExistsCallback<'_>| {
@@ -130,7 +130,7 @@ fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
 }
 
 #[test]
-fn a_watch_tells_what_happens_in_its_directory() {
+fn a_watch_reports_changes_in_its_directory() {
     let ground = Ground::new();
     ground.tree.make_directory(&path("d"), false).unwrap();
     let mut watch = ground.tree.watch_directory(&path("d")).unwrap();
@@ -149,7 +149,7 @@ fn a_watch_tells_what_happens_in_its_directory() {
 
 /// Once a part was judged, somebody puts something beside it with which it may not be there.
 #[test]
-fn what_may_not_stay_beside_others_is_taken_back_one_by_one() {
+fn conflicting_objects_are_taken_back_one_by_one() {
     let (from, to) = (Ground::new(), Ground::new());
     fs::create_dir(from.root.join("d")).unwrap();
     fs::write(from.root.join("d/a"), "content").unwrap();
@@ -170,7 +170,7 @@ fn what_may_not_stay_beside_others_is_taken_back_one_by_one() {
 }
 
 #[test]
-fn a_copy_holds_links_and_not_what_they_lead_to() {
+fn a_copy_contains_links_and_not_their_targets() {
     let (from, to) = (Ground::new(), Ground::new());
     fs::create_dir_all(from.root.join("d/locked")).unwrap();
     fs::write(from.root.join("d/file"), "content").unwrap();

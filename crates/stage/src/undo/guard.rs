@@ -38,7 +38,7 @@ pub(super) struct RestoreGuard {
     pub(super) surveys: RunSurveys,
     root: PathBuf,
     /// Guarded paths, relative to the workspace.
-    pub(super) places: BTreeSet<Vec<u8>>,
+    pub(super) guarded_paths: BTreeSet<Vec<u8>>,
 }
 
 impl RestoreGuard {
@@ -48,9 +48,12 @@ impl RestoreGuard {
         let mut surveys = RunSurveys::default();
         let host = open_host_root().map_err(|errno| PathError::new(&root, errno))?;
         surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
-        let (places, _) = surveys.guarded_beneath(root.as_os_str().as_bytes());
-        let mut guard = Self { powers, surveys, root, places: BTreeSet::new() };
-        guard.places = places.iter().filter_map(|place| guard.relative_path(Path::new(to_os_str(place)))).collect();
+        let (guarded_paths, _) = surveys.guarded_beneath(root.as_os_str().as_bytes());
+        let mut guard = Self { powers, surveys, root, guarded_paths: BTreeSet::new() };
+        guard.guarded_paths = guarded_paths
+            .iter()
+            .filter_map(|guarded_path| guard.relative_path(Path::new(to_os_str(guarded_path))))
+            .collect();
         Ok(guard)
     }
 
@@ -73,8 +76,8 @@ impl RestoreGuard {
             return Some(refusal);
         }
         let root_length = self.powers.root_length(bytes)?;
-        let of_place = self.surveys.refusal_of(true, root_length, bytes, (&|_| false, &probe));
-        of_place.or_else(|| self.surveys.refusal_in_work_tree(DeniedOperation::Create, root_length, bytes, &probe))
+        let of_path = self.surveys.refusal_of(true, root_length, bytes, (&|_| false, &probe));
+        of_path.or_else(|| self.surveys.refusal_in_work_tree(DeniedOperation::Create, root_length, bytes, &probe))
     }
 }
 
@@ -134,11 +137,11 @@ impl RunComparer<'_> {
     }
 
     fn was_guarded(&self, unit: &[u8]) -> bool {
-        self.guard.has_guarded_name(unit) || self.was_place(unit) || self.was_part(unit)
+        self.guard.has_guarded_name(unit) || self.was_path(unit) || self.was_part(unit)
     }
 
-    pub(super) fn was_place(&self, path: &[u8]) -> bool {
-        self.journal.guarded.iter().any(|place| place == path || is_beneath(path, place))
+    pub(super) fn was_path(&self, path: &[u8]) -> bool {
+        self.journal.guarded.iter().any(|guarded_path| guarded_path == path || is_beneath(path, guarded_path))
     }
 
     /// Returns whether the path is a part of a former repository.
@@ -169,7 +172,7 @@ impl RunComparer<'_> {
                 && !self.guard.powers.units_carried_by(&self.guard.root.join(to_os_str(path))).is_empty()
         };
         self.guard.has_guarded_name(path)
-            || self.was_place(path)
+            || self.was_path(path)
             || path_and_above(path).any(|prefix| self.was_part(prefix))
             || is_link_above()
     }

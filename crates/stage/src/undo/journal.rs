@@ -103,7 +103,7 @@ pub(super) enum JournalLine {
     /// unknown.
     Made { device: u64, inode: u64, inner: Option<Vec<CreatedName>> },
     /// Another attempt of the same run begins, so an earlier `End` is void.
-    Again,
+    Repeat,
     /// The run has ended. Later changes do not belong to it.
     End { at: FileTime },
     /// The restoration is about to change this object or its names. At the end of the restoration
@@ -210,7 +210,7 @@ impl UndoJournal {
             }
             JournalLine::Surveyed => self.is_surveyed = true,
             JournalLine::Made { device, inode, inner } => self.add_made((device, inode), inner),
-            JournalLine::Again => {
+            JournalLine::Repeat => {
                 self.end = None;
                 self.made.clear();
             }

@@ -121,7 +121,7 @@ impl UndoRecorder {
         let journal = UndoJournal::read_from(directory).map_err(|_| UndoRecordError::Store(Errno::IO))?;
         let objects = open_objects(directory).map_err(UndoRecordError::Store)?;
         if journal.end.is_some() {
-            writer.append_line(&JournalLine::Again).map_err(UndoRecordError::Store)?;
+            writer.append_line(&JournalLine::Repeat).map_err(UndoRecordError::Store)?;
         }
         if journal.begun.is_none() && journal.entries.is_empty() {
             writer.append_line(&JournalLine::Begun { at: time_now(root.as_fd()) }).map_err(UndoRecordError::Store)?;
@@ -182,16 +182,18 @@ impl UndoRecorder {
     ///
     /// # Errors
     /// See [`UndoRecordError`]; the same applies below.
-    pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), UndoRecordError> {
-        let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative_path(place)).collect();
-        let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative_path(place)).collect();
-        for place in &places {
-            self.append_line(&JournalLine::Guarded { path: RawText::from(place.as_slice()) })?;
+    pub fn note_guarded(&mut self, guarded_paths: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), UndoRecordError> {
+        let guarded_paths: Vec<Vec<u8>> =
+            guarded_paths.iter().filter_map(|guarded_path| self.relative_path(guarded_path)).collect();
+        let repositories: Vec<Vec<u8>> =
+            repositories.iter().filter_map(|guarded_path| self.relative_path(guarded_path)).collect();
+        for guarded_path in &guarded_paths {
+            self.append_line(&JournalLine::Guarded { path: RawText::from(guarded_path.as_slice()) })?;
         }
         for directory in &repositories {
             self.append_line(&JournalLine::Repository { path: RawText::from(directory.as_slice()) })?;
         }
-        self.guarded.add_guarded(&places, &repositories);
+        self.guarded.add_guarded(&guarded_paths, &repositories);
         self.append_line(&JournalLine::Surveyed)?;
         self.has_surveyed = true;
         Ok(())

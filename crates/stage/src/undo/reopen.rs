@@ -50,16 +50,21 @@ impl RunComparer<'_> {
     /// Returns whether a path that was guarded before the run, and is not now, holds another object
     /// than before. The object would be executed or used as configuration.
     pub fn is_reopened(&self, outcome: &RestoreOutcome<'_>) -> bool {
-        let is_guarded = |place: &[u8]| {
-            self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
-                || self.guard.has_guarded_name(place)
+        let is_guarded = |guarded_path: &[u8]| {
+            self.guard.guarded_paths.iter().any(|now| now == guarded_path || is_beneath(guarded_path, now))
+                || self.guard.has_guarded_name(guarded_path)
         };
-        let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
+        let guarded_paths = self
+            .journal
+            .guarded
+            .iter()
+            .filter(|guarded_path| !guarded_path.is_empty() && !is_guarded(guarded_path))
+            .cloned();
         let parts = self.closed.iter();
         let parts =
             parts.flat_map(|path| self.guard.surveys.trusted_parts().part_names().map(|name| join_path(path, name)));
         let mut remaining_names = MAX_CHECKED_NAMES;
-        places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut remaining_names))
+        guarded_paths.chain(parts).any(|guarded_path| self.is_newer_path(guarded_path, outcome, &mut remaining_names))
     }
 
     /// Returns the directories that were repositories before the run, and are not now.
@@ -71,8 +76,8 @@ impl RunComparer<'_> {
         self.journal.repositories.iter().filter(is_closed).cloned().collect()
     }
 
-    fn is_newer_place(&self, place: Vec<u8>, outcome: &RestoreOutcome<'_>, remaining_names: &mut usize) -> bool {
-        for above in paths_above(&place).filter(|above| !self.guard.has_guarded_name(above)) {
+    fn is_newer_path(&self, guarded_path: Vec<u8>, outcome: &RestoreOutcome<'_>, remaining_names: &mut usize) -> bool {
+        for above in paths_above(&guarded_path).filter(|above| !self.guard.has_guarded_name(above)) {
             match self.run.find_object(above) {
                 Ok(Some(object)) if self.is_newer_thing(above, &object, outcome) => return true,
                 Ok(Some(_)) => {}
@@ -80,8 +85,8 @@ impl RunComparer<'_> {
                 Err(_) => return true,
             }
         }
-        let mut waiting = match self.run.find_object(&place) {
-            Ok(found) => found.into_iter().map(|object| (place.clone(), object)).collect::<Vec<_>>(),
+        let mut waiting = match self.run.find_object(&guarded_path) {
+            Ok(found) => found.into_iter().map(|object| (guarded_path.clone(), object)).collect::<Vec<_>>(),
             Err(_) => return true,
         };
         while let Some((path, object)) = waiting.pop() {
@@ -147,7 +152,7 @@ impl RunComparer<'_> {
             3
         } else if kind == Some(ObjectKind::Directory) {
             0
-        } else if self.was_place(&one.path) {
+        } else if self.was_path(&one.path) {
             1
         } else {
             2

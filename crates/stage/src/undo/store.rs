@@ -109,7 +109,7 @@ pub enum UndoError {
     Unkept(#[from] UndoRecordError),
     /// The state directory cannot be used.
     #[error("cannot {what} the directory of runs that can be undone: {errno}")]
-    Place {
+    Directory {
         /// Operation that failed.
         what: &'static str,
         /// Error of the kernel.
@@ -118,13 +118,13 @@ pub enum UndoError {
 }
 
 fn store_error(what: &'static str) -> impl Fn(Errno) -> UndoError {
-    move |errno| UndoError::Place { what, errno }
+    move |errno| UndoError::Directory { what, errno }
 }
 
 /// The directory of all runs.
 #[derive(Debug)]
 pub struct UndoStore {
-    place: OwnedFd,
+    directory: OwnedFd,
 }
 
 /// A locked run: no other process records or restores it.
@@ -145,7 +145,7 @@ impl UndoStore {
     /// [`UndoError::Place`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Option<Self>, UndoError> {
         match open_directory(CWD, path) {
-            Ok(place) => Ok(Some(Self { place })),
+            Ok(directory) => Ok(Some(Self { directory })),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(store_error("open")(errno)),
         }
@@ -157,7 +157,7 @@ impl UndoStore {
     /// [`UndoError::Place`] if it cannot be made or opened.
     pub fn open_or_create(path: &Path) -> Result<Self, UndoError> {
         make_where_missing(CWD, path, Mode::RWXU).map_err(store_error("make"))?;
-        open_directory(CWD, path).map(|place| Self { place }).map_err(store_error("open"))
+        open_directory(CWD, path).map(|directory| Self { directory }).map_err(store_error("open"))
     }
 
     /// Begins to record a run, or continues the record of an earlier attempt. Removes the oldest
@@ -170,8 +170,8 @@ impl UndoStore {
         let root = open_workspace(&new.workspace)?;
         let stat = fstat(&root).at_path(&new.workspace)?;
         let id = new.request.as_str();
-        make_where_missing(&self.place, id, Mode::RWXU).map_err(store_error("write in"))?;
-        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("write in"))?;
+        make_where_missing(&self.directory, id, Mode::RWXU).map_err(store_error("write in"))?;
+        let directory = open_directory(self.directory.as_fd(), id).map_err(store_error("write in"))?;
         let lock = lock_run(directory.as_fd(), id)?;
         make_where_missing(&directory, OBJECTS_DIRECTORY, Mode::RWXU).map_err(store_error("write in"))?;
         let meta = UndoMeta {
@@ -203,13 +203,13 @@ impl UndoStore {
     }
 
     fn list_ids(&self) -> Result<Vec<String>, UndoError> {
-        let names = list_entry_names(self.place.as_fd()).map_err(store_error("list"))?;
+        let names = list_entry_names(self.directory.as_fd()).map_err(store_error("list"))?;
         let names = names.into_iter().filter_map(|name| String::from_utf8(name).ok());
         Ok(names.filter(|name| !name.starts_with('.')).collect())
     }
 
     fn look_at(&self, id: &str) -> Result<UndoMeta, UndoError> {
-        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("read"))?;
+        let directory = open_directory(self.directory.as_fd(), id).map_err(store_error("read"))?;
         read_meta(directory.as_fd()).map_err(UndoError::Damaged)
     }
 
@@ -234,7 +234,7 @@ impl UndoStore {
 
     /// Opens and locks the directory of a run.
     fn lock_existing(&self, id: &str) -> Result<(OwnedFd, File), UndoError> {
-        let directory = match open_directory(&self.place, id) {
+        let directory = match open_directory(&self.directory, id) {
             Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
             other => other.map_err(store_error("read"))?,
         };
@@ -268,19 +268,19 @@ impl UndoStore {
         let id = request.as_str();
         let (_, _lock) = self.lock_existing(id)?;
         let removal_name = format!("{REMOVAL_PREFIX}{id}");
-        remove_tree(self.place.as_fd(), removal_name.as_bytes())?;
-        renameat(&self.place, id, &self.place, removal_name.as_str()).map_err(store_error("write in"))?;
-        remove_tree(self.place.as_fd(), removal_name.as_bytes()).map_err(UndoError::Path)
+        remove_tree(self.directory.as_fd(), removal_name.as_bytes())?;
+        renameat(&self.directory, id, &self.directory, removal_name.as_str()).map_err(store_error("write in"))?;
+        remove_tree(self.directory.as_fd(), removal_name.as_bytes()).map_err(UndoError::Path)
     }
 
     /// Removes runs that are too old, and the oldest of the workspace if there are too many. Keeps
     /// a run that has not ended.
     fn remove_old(&self, workspace: &Path) -> Result<(), UndoError> {
-        sweep_removals(self.place.as_fd())?;
+        sweep_removals(self.directory.as_fd())?;
         let (now, mut run_count) = (now_ms(), 0);
         // A run that was killed before its description was written.
         for id in self.list_ids()?.iter().filter(|id| self.is_stale(id, now)) {
-            remove_tree(self.place.as_fd(), id.as_bytes())?;
+            remove_tree(self.directory.as_fd(), id.as_bytes())?;
         }
         for meta in self.list_runs()? {
             let is_of_workspace = meta.workspace.as_path() == workspace;
@@ -296,7 +296,7 @@ impl UndoStore {
     }
 
     fn is_stale(&self, id: &str, now_ms: u64) -> bool {
-        let Ok(directory) = open_directory(self.place.as_fd(), id) else { return false };
+        let Ok(directory) = open_directory(self.directory.as_fd(), id) else { return false };
         let modified_ms = fstat(&directory).map_or(0, |stat| u64::try_from(stat.st_mtime).unwrap_or(0) * 1000);
         modified_ms.saturating_add(MAX_AGE_MS) < now_ms && read_meta(directory.as_fd()).is_err()
     }

@@ -272,7 +272,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_changed_after_the_run_stays() {
+fn changes_after_the_run_stay() {
     let scene = Scene::new();
     let root = scene.root();
     let (run, mut recorder) = scene.begin(LIMIT_BYTES);
@@ -309,7 +309,7 @@ fn what_was_changed_after_the_run_stays() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_evicts_nothing() {
+fn an_entry_that_does_not_fit_is_refused_and_evicts_nothing() {
     let scene = Scene::new();
     let root = scene.root();
     fs::write(root.join("large"), vec![1; 200_000]).unwrap();
@@ -327,7 +327,7 @@ fn what_does_not_fit_is_refused_and_evicts_nothing() {
 }
 
 #[test]
-fn a_descriptor_cannot_change_what_was_kept() {
+fn a_descriptor_cannot_change_kept_content() {
     let scene = Scene::new();
     let root = scene.root();
     fs::write(root.join("x"), "old").unwrap();
@@ -447,13 +447,13 @@ fn furnish_guarded(root: &Path) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn what_was_guarded_before_the_run_comes_back_whole() {
+fn paths_guarded_before_the_run_are_restored_completely() {
     let scene = Scene::new();
     let root = scene.root();
-    let (places, repositories) = furnish_guarded(&root);
+    let (guarded_paths, repositories) = furnish_guarded(&root);
     let before = snapshot(&root);
     let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-    recorder.note_guarded(&places, &repositories).unwrap();
+    recorder.note_guarded(&guarded_paths, &repositories).unwrap();
     for name in fs::read_dir(&root).unwrap() {
         scene.remove_all(&mut recorder, &name.unwrap().path());
     }
@@ -468,13 +468,13 @@ fn what_was_guarded_before_the_run_comes_back_whole() {
 }
 
 #[test]
-fn what_leads_to_something_newer_is_not_put_back() {
+fn links_to_newer_objects_are_not_put_back() {
     for (name, is_meanwhile) in [("own/mon", false), ("other", false), ("own/mon", true), ("other", true)] {
         let scene = Scene::new();
         let root = scene.root();
-        let (places, repositories) = furnish_guarded(&root);
+        let (guarded_paths, repositories) = furnish_guarded(&root);
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-        recorder.note_guarded(&places, &repositories).unwrap();
+        recorder.note_guarded(&guarded_paths, &repositories).unwrap();
         tick();
         scene.remove_all(&mut recorder, &root.join(".git"));
         recorder.before_remove(root.join("d").as_os_str().as_bytes()).unwrap();
@@ -500,17 +500,17 @@ fn what_leads_to_something_newer_is_not_put_back() {
 
 /// The run's own objects in such a path are removed first; any that stay keep it closed.
 #[test]
-fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
+fn leftovers_of_the_run_are_removed_before_a_link_reaches_them() {
     for paths in [vec![], vec![PathBuf::from(".git")]] {
         let scene = Scene::new();
         let root = scene.root();
         let (_, repositories) = furnish_guarded(&root);
-        let places = vec![root.join(".githooks").as_os_str().as_bytes().to_vec()];
+        let guarded_paths = vec![root.join(".githooks").as_os_str().as_bytes().to_vec()];
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
-        recorder.note_guarded(&places, &repositories).unwrap();
+        recorder.note_guarded(&guarded_paths, &repositories).unwrap();
         tick();
         scene.remove_all(&mut recorder, &root.join(".git/HEAD"));
-        recorder.before_create(&places[0]).unwrap();
+        recorder.before_create(&guarded_paths[0]).unwrap();
         fs::create_dir(root.join(".githooks")).unwrap();
         fs::write(root.join(".githooks/x"), "run").unwrap();
         run.record_final_state().unwrap();
@@ -528,7 +528,7 @@ fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
 
 /// An object that a user moves into the run's directory is older than the run, and the user's.
 #[test]
-fn what_was_moved_into_a_new_directory_stays() {
+fn files_moved_into_a_new_directory_stay() {
     for is_known in [true, false] {
         let scene = Scene::new();
         let root = scene.root();

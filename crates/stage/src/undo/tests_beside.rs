@@ -29,7 +29,7 @@ fn a_guarded_file_that_was_moved_comes_back_as_a_new_file() {
 }
 
 #[test]
-fn what_a_person_changes_while_it_is_restored_stays() {
+fn changes_by_the_user_during_a_restore_stay() {
     let scene = Scene::new();
     let root = scene.root();
     let (run, mut recorder) = scene.begin(LIMIT_BYTES);
@@ -56,7 +56,7 @@ fn what_a_person_changes_while_it_is_restored_stays() {
 }
 
 #[test]
-fn what_is_put_in_a_directory_that_moves_is_taken_back() {
+fn files_put_in_a_moving_directory_are_taken_back() {
     use super::compare::RunComparer;
     use super::held_name::RestoreTarget;
     use super::restore::WorkspaceRestorer;
@@ -90,7 +90,7 @@ fn what_is_put_in_a_directory_that_moves_is_taken_back() {
 
 /// A new object may get the inode number of a removed one.
 #[test]
-fn what_restoring_touched_is_not_known_by_its_number() {
+fn restored_objects_are_not_recognized_by_inode() {
     use std::os::fd::AsFd as _;
     let scene = Scene::new();
     let root = scene.root();
@@ -117,7 +117,7 @@ fn what_restoring_touched_is_not_known_by_its_number() {
 }
 
 #[test]
-fn what_became_guarded_while_it_was_restored_is_taken_back() {
+fn a_path_that_became_guarded_during_a_restore_is_reverted() {
     let scene = Scene::new();
     let root = scene.root();
     fs::create_dir_all(root.join("r/hooks")).unwrap();

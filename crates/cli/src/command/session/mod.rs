@@ -84,13 +84,13 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
         Some(name) => resolved_args::parse_session_id(name)?,
         None => resolved_args::session_id()?,
     };
-    let (terms, profile) = resolve_options(typed.terms, &id)?;
+    let (options, profile) = resolve_options(typed.options, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     let cannot = |error: &dyn std::fmt::Display| CliError::new(format!("cannot start a session: {error}"));
     close_all_but(&[0, 1, 2]).map_err(|e| cannot(&e))?;
     let about = SessionDescription {
         id: id.clone(),
-        workspace: terms.workspace.as_deref().unwrap_or("/".as_ref()).into(),
+        workspace: options.workspace.as_deref().unwrap_or("/".as_ref()).into(),
         profile,
         started_ms: now_ms(),
         supervisor: 0,
@@ -99,7 +99,7 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
     let (start_reader, launcher) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| cannot(&e))?;
     if let ForkResult::Child = fork_into_session().map_err(|e| cannot(&e))? {
         drop(start_reader);
-        return supervise_session(SessionParameters { sessions, about, terms, idle: typed.idle_timeout, launcher });
+        return supervise_session(SessionParameters { sessions, about, options, idle: typed.idle_timeout, launcher });
     }
     drop(launcher);
     let mut waited = [PollFd::new(&start_reader, PollFlags::IN)];
@@ -120,15 +120,15 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
 
 /// Resolves the options now, because a command of the session may start in another directory. Fails
 /// if a command could not even be assessed.
-fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
-    let request_args = ResolvedArgs::from_run_args(build_run_args(&terms), &read_variable)?;
+fn resolve_options(options: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
+    let request_args = ResolvedArgs::from_run_args(build_run_args(&options), &read_variable)?;
     let setting = configuration::load_config(&request_args.workspace)?;
-    let profile = request_args.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
+    let profile = request_args.options.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &request_args.workspace, &request_args.all_grants())
         .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
     let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
     let (grants, requests) = (resolved(&request_args.grants), resolved(&request_args.requested));
-    Ok((RunOptions { workspace: Some(request_args.workspace), grants, requests, ..terms }, Some(profile)))
+    Ok((RunOptions { workspace: Some(request_args.workspace), grants, requests, ..options }, Some(profile)))
 }
 
 fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
@@ -139,17 +139,17 @@ fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
     let cannot = |error: io::Error| CliError::new(format!("cannot reach `{}`: {error}", session.id()));
     let signals = interrupts::take_signals()?;
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
-    let asked = build_exec_request(typed)?.to_file().map_err(cannot)?;
+    let request_file = build_exec_request(typed)?.to_file().map_err(cannot)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let cwd = rustix::fs::open(".", flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
     let person = UserTerminal::open();
     let lent_terminal = person.as_ref().map(UserTerminal::clone_for_lending).transpose().map_err(cannot)?;
-    let mut along = vec![asked.as_fd(), cwd.as_fd()];
+    let mut along = vec![request_file.as_fd(), cwd.as_fd()];
     along.extend([rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]);
     along.extend(lent_terminal.as_ref().map(OwnedFd::as_fd));
     let line = SessionChannel::connect_to(session.path()).map_err(cannot)?;
     line.send_message(SessionMessage::Exec, &along).map_err(cannot)?;
-    drop((asked, cwd, lent_terminal));
+    drop((request_file, cwd, lent_terminal));
     let modes = SavedTerminalModes::of_standard_input();
     let followed = follow_command(&session, &line, &signals, person.as_ref());
     if followed.is_err() {
@@ -201,7 +201,7 @@ fn follow_command(
         let [answered, interrupted, changed] = waited.map(|fd| !fd.revents().is_empty());
         if answered {
             match line.receive_message() {
-                Ok(Some((SessionMessage::Heard, _))) => is_accepted = true,
+                Ok(Some((SessionMessage::Accepted, _))) => is_accepted = true,
                 Ok(Some((SessionMessage::Over(code), _))) => return Ok(code),
                 Ok(Some((SessionMessage::Stopped, _))) => {
                     stop_with_it(person);
@@ -253,7 +253,7 @@ fn end_session_by_name(name: &str) -> CommandResult {
     let deadline = Instant::now() + END_TIMEOUT;
     while session.is_supervised() {
         let cannot = |error| CliError::new(format!("cannot end `{}`: {error}", session.id()));
-        let asked = line.as_ref().map_err(cannot)?;
+        let request_file = line.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", quote_path(session.path()), END_TIMEOUT.as_secs());
             return Err(CliError::new(why));
@@ -261,7 +261,7 @@ fn end_session_by_name(name: &str) -> CommandResult {
         sleep(SESSION_POLL_INTERVAL);
         // A worker that closes the connection without an answer was killed. The next one gets the
         // request, unless the session has ended meanwhile.
-        if is_closed(asked)
+        if is_closed(request_file)
             && let Ok(new_channel) = ask_to_end(&session)
         {
             line = Ok(new_channel);
