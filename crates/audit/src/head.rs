@@ -32,8 +32,17 @@ const UNSIGNED_HEAD_BYTES: usize = 256;
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Boot of a machine: the first half of the kernel's random boot identifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct BootId(u64);
+
+impl TryFrom<String> for BootId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse_text(&text).ok_or("not a boot identifier")
+    }
+}
 
 impl BootId {
     /// Unknown boot: `/proc` is missing.
@@ -91,12 +100,11 @@ impl HeadNote {
 
     /// Returns the bytes of the file.
     pub fn render_signed(&self, key: &SigningKey) -> Vec<u8> {
-        let text = self.unsigned_text();
-        let signature = hex_digits(&key.sign(&signed_text(&text)));
-        let mut out = format!(r#"{text},"sig":"{signature}"}}"#).into_bytes();
-        out.resize(HEAD_BYTES - 1, b' ');
-        out.push(b'\n');
-        out
+        self.render_with(&key.sign(&signed_text(&self.unsigned_text())))
+    }
+
+    fn render_with(&self, signature: &[u8; SIGNATURE_BYTES]) -> Vec<u8> {
+        pad_line(format!(r#"{},"sig":"{}"}}"#, self.unsigned_text(), hex_digits(signature)), HEAD_BYTES)
     }
 
     /// Returns the record without its signature and end.
@@ -112,18 +120,21 @@ impl HeadNote {
         )
     }
 
+    /// Parses the bytes of a head, which must be exactly those that would be written.
     fn parse_bytes(bytes: &[u8]) -> Option<(Self, [u8; SIGNATURE_BYTES])> {
-        let record: HeadRecord = serde_json::from_slice(bytes).ok()?;
-        let note = Self {
-            last: record.last.tip()?,
-            durable: record.durable.tip()?,
-            boot: BootId::parse_text(&record.boot)?,
-            lost: record.lost,
-            is_anchored: record.anchor,
-        };
-        let signature = parse_hex(record.sig.as_bytes())?;
-        (record.v == 2).then_some((note, signature))
+        let HeadRecord { last, durable, boot, lost, anchor, sig, .. } = serde_json::from_slice(bytes).ok()?;
+        let note = Self { last, durable, boot, lost, is_anchored: anchor };
+        let signature = parse_hex(sig.as_bytes())?;
+        (note.render_with(&signature) == bytes).then_some((note, signature))
     }
+}
+
+/// Fills a record up with blanks to a line of this length.
+fn pad_line(record: String, line_bytes: usize) -> Vec<u8> {
+    let mut out = record.into_bytes();
+    out.resize(line_bytes - 1, b' ');
+    out.push(b'\n');
+    out
 }
 
 /// Returns the text to sign. Its first line keeps the signature from being valid for another
@@ -133,57 +144,24 @@ fn signed_text(text: &str) -> Vec<u8> {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct HeadRecord {
-    v: u32,
-    last: TipRecord,
-    durable: TipRecord,
-    boot: String,
+    last: LogTip,
+    durable: LogTip,
+    boot: BootId,
     lost: u32,
     anchor: bool,
     sig: String,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TipRecord {
-    seq: u64,
-    hash: String,
-    end: u64,
-}
-
-impl TipRecord {
-    fn tip(&self) -> Option<LogTip> {
-        Some(LogTip { seq: self.seq, hash: LineHash::from_hex(self.hash.as_bytes())?, end: self.end })
-    }
-}
-
-/// Head of an earlier version: the last durable line, unsigned.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct UnsignedRecord {
-    seq: u64,
-    hash: String,
-    end: u64,
-    check: String,
-}
-
+/// Parses a head of an earlier version: the last durable line, unsigned.
 fn parse_unsigned(bytes: &[u8]) -> Option<LogTip> {
-    let UnsignedRecord { seq, hash, end, check } = serde_json::from_slice(bytes).ok()?;
-    let tip = LogTip { seq, hash: LineHash::from_hex(hash.as_bytes())?, end };
-    (check == unsigned_check(tip) && render_unsigned(tip) == bytes).then_some(tip)
+    let tip = serde_json::from_slice(bytes).ok()?;
+    (render_unsigned(tip) == bytes).then_some(tip)
 }
 
-fn unsigned_check(LogTip { seq, hash, end }: LogTip) -> String {
-    LineHash::hash_bytes(format!("stockade head {seq} {hash} {end}").as_bytes()).to_string()
-}
-
-fn render_unsigned(tip: LogTip) -> Vec<u8> {
-    let (LogTip { seq, hash, end }, check) = (tip, unsigned_check(tip));
-    let mut out = format!(r#"{{"seq":{seq},"hash":"{hash}","end":{end},"check":"{check}"}}"#).into_bytes();
-    out.resize(UNSIGNED_HEAD_BYTES - 1, b' ');
-    out.push(b'\n');
-    out
+fn render_unsigned(LogTip { seq, hash, end }: LogTip) -> Vec<u8> {
+    let check = LineHash::hash_bytes(format!("stockade head {seq} {hash} {end}").as_bytes());
+    pad_line(format!(r#"{{"seq":{seq},"hash":"{hash}","end":{end},"check":"{check}"}}"#), UNSIGNED_HEAD_BYTES)
 }
 
 /// Content of a head file.
@@ -246,19 +224,8 @@ pub(crate) fn parse_head(bytes: &[u8]) -> HeadContent {
     if let Some(tip) = parse_unsigned(bytes) {
         return HeadContent::Unsigned(tip);
     }
-    match HeadNote::parse_bytes(bytes) {
-        // A head must have exactly the bytes that would be written.
-        Some((note, signature)) if is_rendered(&note, &signature, bytes) => {
-            HeadContent::Signed(SignedHead { note, signature })
-        }
-        _ => HeadContent::Broken,
-    }
-}
-
-fn is_rendered(note: &HeadNote, signature: &[u8], bytes: &[u8]) -> bool {
-    let text = format!(r#"{},"sig":"{}"}}"#, note.unsigned_text(), hex_digits(signature));
-    let rest = bytes.strip_prefix(text.as_bytes()).and_then(|rest| rest.strip_suffix(b"\n"));
-    bytes.len() == HEAD_BYTES && rest.is_some_and(|rest| rest.iter().all(|&b| b == b' '))
+    HeadNote::parse_bytes(bytes)
+        .map_or(HeadContent::Broken, |(note, signature)| HeadContent::Signed(SignedHead { note, signature }))
 }
 
 /// Writes the bytes of a head. The caller holds the log's exclusive lock.

@@ -128,12 +128,11 @@ impl KeyFiles {
         let name = self.pending_name();
         let path = self.directory.path.join(&name);
         let mut seed = [0; 32];
-        let length = getrandom(&mut seed, GetRandomFlags::empty())
-            .map_err(|e| system_error("make a key for", &path)(e.into()))?;
+        let length = getrandom(&mut seed, GetRandomFlags::empty()).map_err(system_error("make a key for", &path))?;
         let key = (length == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
-        let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other.into()))?;
+        let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-        let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());
+        let missing = || system_error("create", &path)(io::ErrorKind::NotFound);
         let mut file = self.directory.open_private(&name, flags)?.ok_or_else(missing)?;
         let text = format!("{FILE_MARK} {}\n", hex_digits(&seed));
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(system_error("write", &path))?;
@@ -145,8 +144,8 @@ impl KeyFiles {
     /// # Errors
     /// [`LogFileError`] if it cannot be renamed.
     pub fn publish_key(&self) -> Result<(), LogFileError> {
-        let fail = |e: rustix::io::Errno| system_error("create", &self.path())(e.into());
-        rustix::fs::renameat(&self.directory.fd, self.pending_name(), &self.directory.fd, &self.name).map_err(fail)?;
+        let renamed = rustix::fs::renameat(&self.directory.fd, self.pending_name(), &self.directory.fd, &self.name);
+        renamed.map_err(system_error("create", &self.path()))?;
         self.directory.sync_names()
     }
 }

@@ -11,11 +11,11 @@ use std::fmt;
 use std::io;
 
 use data_encoding::HEXLOWER;
-use serde::Serialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use serde_json::ser::{CompactFormatter, Formatter};
 use sha2::{Digest as _, Sha256};
-use stockade_model::{Event, is_deceptive};
+use stockade_model::is_deceptive;
 
 /// Longest line, its newline included. A larger event is an error.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
@@ -24,8 +24,17 @@ pub const MAX_LINE_BYTES: usize = 1 << 20;
 const SUFFIX_BYTES: usize = 9 + 64 + 2;
 
 /// SHA-256 hash, written as 64 lower-case hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct LineHash([u8; 32]);
+
+impl TryFrom<String> for LineHash {
+    type Error = HashError;
+
+    fn try_from(text: String) -> Result<Self, HashError> {
+        text.parse()
+    }
+}
 
 impl LineHash {
     /// Predecessor of the first line.
@@ -163,12 +172,7 @@ pub(crate) struct LogLine<'a> {
     pub event: &'a [u8],
 }
 
-/// Returns the event as JSON without characters that move a cursor or are invisible.
-pub(crate) fn event_json(event: &Event) -> serde_json::Result<Vec<u8>> {
-    value_json(event)
-}
-
-/// Returns any value as such JSON.
+/// Returns a value as JSON without characters that move a cursor or are invisible.
 pub(crate) fn value_json<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(512);
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PlainFormatter))?;
@@ -250,7 +254,7 @@ impl Formatter for PlainFormatter {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::EventKind;
+    use stockade_model::{Event, EventKind};
 
     use super::*;
 
@@ -265,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_line_comes_back() {
-        let json = event_json(&event("x")).unwrap();
+        let json = value_json(&event("x")).unwrap();
         let mut out = Vec::new();
         let hash = push_line(&mut out, 7, LineHash::GENESIS, &json);
         let line = parse_line(out.strip_suffix(b"\n").unwrap()).unwrap();
@@ -276,7 +280,7 @@ mod tests {
     #[test]
     fn no_changed_byte_is_accepted() {
         let mut out = Vec::new();
-        push_line(&mut out, 12, LineHash::hash_bytes(b"x"), &event_json(&event("y")).unwrap());
+        push_line(&mut out, 12, LineHash::hash_bytes(b"x"), &value_json(&event("y")).unwrap());
         out.pop();
         for at in 0..out.len() {
             for bit in 0..8 {
@@ -293,7 +297,7 @@ mod tests {
     #[test]
     fn cat_is_harmless_and_nothing_is_lost() {
         let nasty = "a\u{1b}[2J\u{7f}\u{9b}\u{202e}\u{2028}\u{2029}\u{200b}\u{feff}\u{e0041}\n\"é世😀\0";
-        let json = event_json(&event(nasty)).unwrap();
+        let json = value_json(&event(nasty)).unwrap();
         let text = std::str::from_utf8(&json).unwrap();
         assert!(!text.chars().any(is_deceptive), "{text}");
         assert!(text.contains("é世😀"), "{text}");

@@ -219,12 +219,12 @@ impl AuditLogWriter {
     pub fn open(dir: &Path) -> Result<Self, LogOpenError> {
         let directory = LogDirectory::open_or_create(dir)?;
         let path = dir.join(LOG_NAME);
-        let missing = || system_error("open", &path)(io::ErrorKind::NotFound.into());
+        let missing = || system_error("open", &path)(io::ErrorKind::NotFound);
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
         let file = directory.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
         let lock = FileLock::lock_exclusive(&file, &path)?;
-        let stat = rustix::fs::fstat(&file).map_err(|e| system_error("examine", &path)(e.into()))?;
-        let no_name = || system_error("open", dir)(io::ErrorKind::InvalidInput.into());
+        let stat = rustix::fs::fstat(&file).map_err(system_error("examine", &path))?;
+        let no_name = || system_error("open", dir)(io::ErrorKind::InvalidInput);
         let keys = KeyFiles::of_log(dir)?.ok_or_else(no_name)?;
         let OpenedLog { head, key, note, head_bytes, tip, torn } = open_log(&directory, &keys, &file, size_of(&stat))?;
         drop(lock);
@@ -480,7 +480,7 @@ impl AuditLogWriter {
         match rustix::fs::statat(&self.directory.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if (stat.st_dev, stat.st_ino) == self.identity => Ok(Some(size_of(&stat))),
             Ok(_) | Err(Errno::NOENT) => Ok(None),
-            Err(e) => Err(system_error("examine", &self.path)(e.into())),
+            Err(e) => Err(system_error("examine", &self.path)(e)),
         }
     }
 
@@ -512,7 +512,7 @@ fn encode_events(events: &[Event]) -> Result<Vec<Vec<u8>>, AppendError> {
     let mut total = 0;
     let mut bodies = Vec::with_capacity(events.len());
     for (index, event) in events.iter().enumerate() {
-        let body = line::event_json(event).map_err(|source| AppendError::Json { index, source })?;
+        let body = line::value_json(event).map_err(|source| AppendError::Json { index, source })?;
         if body.len() > MAX_LINE_BYTES {
             return Err(too_large(index, event, body.len()));
         }
@@ -560,5 +560,5 @@ pub(crate) fn set_aside(
             .map_err(system_error("cut", &directory.path.join(LOG_NAME)))?;
         return Ok(TornTail { seq, bytes: size - tip.end, file: path });
     }
-    Err(system_error("move an incomplete last line to a file in", &directory.path)(io::ErrorKind::AlreadyExists.into()))
+    Err(system_error("move an incomplete last line to a file in", &directory.path)(io::ErrorKind::AlreadyExists))
 }

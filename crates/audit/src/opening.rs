@@ -156,7 +156,7 @@ fn write_head(
     note: &HeadNote,
 ) -> Result<(File, Vec<u8>), LogOpenError> {
     let path = directory.path.join(HEAD_NAME);
-    let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());
+    let missing = || system_error("create", &path)(io::ErrorKind::NotFound);
     let file = match &found.file {
         Some(file) => file.try_clone().map_err(system_error("open", &path))?,
         None => directory.open_private(HEAD_NAME, OFlags::RDWR | OFlags::CREATE)?.ok_or_else(missing)?,

@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 
+use serde::Deserialize;
+
 use crate::line::{self, LineFault, LineHash, MAX_LINE_BYTES};
 
 /// Name of the log.
 pub(crate) const LOG_NAME: &str = "audit.jsonl";
 
 /// Last line of a valid part of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct LogTip {
     /// Number of the line; also its line number, because the first line is 1.
     pub seq: u64,

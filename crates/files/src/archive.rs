@@ -27,6 +27,23 @@ pub struct ContentLimits {
     pub entries: u64,
 }
 
+impl ContentLimits {
+    /// Counts one more entry, if it is within the limit.
+    pub(crate) fn add_entry(&self, entries: &mut u64) -> Result<(), FilesError> {
+        *entries += 1;
+        let limit = self.entries;
+        if *entries > limit { Err(FilesError::TooMuch { limit, unit: "entries" }) } else { Ok(()) }
+    }
+
+    /// Counts bytes, if they are within the limit.
+    pub(crate) fn add_bytes(&self, bytes: &mut u64, more: u64) -> Result<(), FilesError> {
+        let limit = self.bytes;
+        let sum = bytes.checked_add(more).filter(|sum| *sum <= limit);
+        *bytes = sum.ok_or(FilesError::TooMuch { limit, unit: "bytes" })?;
+        Ok(())
+    }
+}
+
 /// A member of an archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ArchiveMember {
@@ -226,12 +243,7 @@ impl<'r> ArchiveReader<'r> {
     }
 
     fn begin_file(&mut self, size: u64) -> Result<(), FilesError> {
-        let limit = self.bounds.bytes;
-        self.bytes = self
-            .bytes
-            .checked_add(size)
-            .filter(|bytes| *bytes <= limit)
-            .ok_or(FilesError::TooMuch { limit, unit: "bytes" })?;
+        self.bounds.add_bytes(&mut self.bytes, size)?;
         self.remaining = size;
         self.padding = padding_of(size) as u64;
         Ok(())

@@ -1,18 +1,15 @@
 //! A tree copied into another: files and symbolic links, but no special files.
 
 use std::ffi::OsStr;
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, Stat, ioctl_ficlone, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, Stat, symlinkat, unlinkat};
 
-use crate::error::{errno_error, failed_io};
-use crate::object::{ObjectKind, TreeObject, list_entries, to_os_str};
+use crate::content::copy_content;
+use crate::error::errno_error;
+use crate::object::{ObjectKind, TreeObject, to_os_str};
 use crate::tree::{FileTree, make_directory, new_file, set_owner, set_owner_and_mode};
 use crate::{ContentLimits, DownloadReport, FilesError, TreePath};
-
-/// Bytes moved at once.
-const BLOCK_BYTES: usize = 64 * 1024;
 
 impl FileTree {
     /// Copies the content of `from` into this tree, which must be empty. Copies symbolic links
@@ -50,12 +47,9 @@ struct TreeCopy<'t> {
 impl TreeCopy<'_> {
     fn copy_directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
         let (from, to) = (self.from.open_directory(path)?, self.to.open_directory(path)?);
-        for (name, _) in list_entries(from.fd.as_fd()).map_err(errno_error("list", path))? {
-            let (name, inner) = (to_os_str(&name), path.join(to_os_str(&name)));
-            let Some(object) = TreeObject::open_entry(from.fd.as_fd(), name).map_err(errno_error("examine", &inner))?
-            else {
-                continue;
-            };
+        for (name, object) in from.entries().map_err(errno_error("list", path))? {
+            let (name, inner) = (name.as_os_str(), path.join(&name));
+            let object = object.map_err(errno_error("examine", &inner))?;
             if matches!(object.kind(), ObjectKind::Pipe | ObjectKind::Socket | ObjectKind::Device) {
                 self.done.leave_out(inner);
                 continue;
@@ -98,26 +92,15 @@ impl TreeCopy<'_> {
     fn copy_link(&self, object: &TreeObject, to: &TreeObject, name: &OsStr, path: &TreePath) -> Result<(), FilesError> {
         let text = object.link_text().map_err(errno_error("read", path))?;
         symlinkat(to_os_str(&text), &to.fd, name).map_err(errno_error("make", path))?;
-        match TreeObject::open_entry(to.fd.as_fd(), name).map_err(errno_error("make", path))? {
-            Some(made) => set_owner(&made, &self.owner).map_err(errno_error("make", path)),
-            None => Err(FilesError::NotFound(path.clone())),
-        }
+        let made = TreeObject::require_entry(&to.fd, name);
+        made.and_then(|made| set_owner(&made, &self.owner)).map_err(errno_error("make", path))
     }
 
     fn copy_file(&self, object: &TreeObject, to: &TreeObject, name: &OsStr, path: &TreePath) -> Result<(), FilesError> {
         let content = object.open_file().map_err(errno_error("open", path))?;
-        let mut made = new_file(to.fd.as_fd(), name).map_err(errno_error("write", path))?;
-        if ioctl_ficlone(&made, &content).is_err() {
-            // Not more than was counted, even if the file grows meanwhile.
-            let mut content = content.take(object.size());
-            let mut block = vec![0; BLOCK_BYTES];
-            loop {
-                match content.read(&mut block).map_err(failed_io("read", path))? {
-                    0 => break,
-                    length => made.write_all(&block[..length]).map_err(failed_io("write", path))?,
-                }
-            }
-        }
+        let made = new_file(to.fd.as_fd(), name).map_err(errno_error("write", path))?;
+        // Not more than was counted, even if the file grows meanwhile.
+        copy_content(&content, &made, object.size(), u64::MAX).map_err(errno_error("write", path))?;
         let made = TreeObject::from_fd(made.into()).map_err(errno_error("write", path))?;
         set_owner_and_mode(&made, &self.owner, object.mode()).map_err(errno_error("write", path))?;
         made.set_modified(object.modified_time()).map_err(errno_error("write", path))

@@ -45,14 +45,9 @@ pub struct DownloadReport {
 impl DownloadReport {
     /// Counts one more object, if it is within the limits.
     pub(crate) fn count_object(&mut self, object: &TreeObject, bounds: ContentLimits) -> Result<(), FilesError> {
-        self.entries += 1;
-        if self.entries > bounds.entries {
-            return Err(FilesError::TooMuch { limit: bounds.entries, unit: "entries" });
-        }
+        bounds.add_entry(&mut self.entries)?;
         let size = if object.kind() == ObjectKind::File { object.size() } else { 0 };
-        let bytes = self.bytes.checked_add(size).filter(|bytes| *bytes <= bounds.bytes);
-        self.bytes = bytes.ok_or(FilesError::TooMuch { limit: bounds.bytes, unit: "bytes" })?;
-        Ok(())
+        bounds.add_bytes(&mut self.bytes, size)
     }
 
     /// Reports an object of a kind that cannot be packed.

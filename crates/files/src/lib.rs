@@ -11,12 +11,14 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod content;
 mod copy;
 mod download;
 mod error;
 mod incoming;
 pub mod object;
 mod path;
+pub mod private;
 pub mod removal;
 mod tree;
 mod upload;

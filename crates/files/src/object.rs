@@ -2,17 +2,17 @@
 //! never followed, and no path of several components is passed to the kernel without [`BENEATH_FLAGS`].
 //! Independent of overlays.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat,
-    getxattr, listxattr, mkdirat, openat, openat2, removexattr, setxattr, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid,
+    chownat, fstat, getxattr, linkat, listxattr, mkdirat, openat, openat2, removexattr, setxattr, utimensat,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -44,17 +44,25 @@ pub fn make_where_missing<P: rustix::path::Arg>(parent: impl AsFd, path: P, mode
     }
 }
 
-/// Returns a name that is unique and cannot be guessed: 32 hexadecimal digits.
+/// Returns random bytes.
 ///
 /// # Errors
 /// The errors of getrandom(2).
-pub fn unguessable_name() -> Result<String, Errno> {
+pub fn random_bytes() -> Result<[u8; 16], Errno> {
     let mut bytes = [0; 16];
     // The kernel returns so few bytes at once or not at all (getrandom(2)).
     if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
         return Err(Errno::AGAIN);
     }
-    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+    Ok(bytes)
+}
+
+/// Returns a name that is unique and cannot be guessed: 32 hexadecimal digits.
+///
+/// # Errors
+/// The errors of getrandom(2).
+pub fn unguessable_name() -> Result<String, Errno> {
+    Ok(format!("{:032x}", u128::from_ne_bytes(random_bytes()?)))
 }
 
 /// Kind of an object.
@@ -153,17 +161,33 @@ impl TreeObject {
         }
     }
 
+    /// Opens `name` (one component) in `directory`, which must exist.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn require_entry(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<Self, Errno> {
+        Self::open_entry(directory.as_fd(), name.as_ref())?.ok_or(Errno::NOENT)
+    }
+
     /// Opens the object at `path` beneath `root`, or `root` itself if `path` is empty. `None` if
     /// there is no object, or if a parent is not a directory.
     ///
     /// # Errors
     /// As openat2(2).
     pub fn open_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Option<Self>, Errno> {
+        Self::open_resolved(root, path, BENEATH_FLAGS)
+    }
+
+    /// Does the same with other flags for the lookup.
+    ///
+    /// # Errors
+    /// As openat2(2).
+    pub fn open_resolved(root: BorrowedFd<'_>, path: &Path, flags: ResolveFlags) -> Result<Option<Self>, Errno> {
         if path.as_os_str().is_empty() {
-            return Self::from_fd(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
+            return Self::duplicate(root).map(Some);
         }
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Err(Errno::INVAL) };
-        match directory_beneath(root, parent) {
+        match directory_resolved(root, parent, flags) {
             Ok(parent) => Self::open_entry(parent.as_fd(), name),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(errno) => Err(errno),
@@ -177,6 +201,52 @@ impl TreeObject {
     pub fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
         let stat = fstat(&fd)?;
         Ok(Self { fd, stat })
+    }
+
+    /// Makes an object from a copy of a descriptor.
+    ///
+    /// # Errors
+    /// As fcntl(2) and fstat(2).
+    pub fn duplicate(fd: impl AsFd) -> Result<Self, Errno> {
+        Self::from_fd(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
+    }
+
+    /// Returns the entries of a directory, sorted by name. Each is opened when it is reached; an
+    /// entry that is removed before is skipped.
+    ///
+    /// # Errors
+    /// As [`list_entry_names`]; for an entry, as openat(2).
+    pub fn entries(&self) -> Result<impl Iterator<Item = (OsString, Result<Self, Errno>)>, Errno> {
+        let names = list_entry_names(self.fd.as_fd())?.into_iter().map(OsString::from_vec);
+        Ok(names.filter_map(|name| {
+            let opened = Self::open_entry(self.fd.as_fd(), &name).transpose()?;
+            Some((name, opened))
+        }))
+    }
+
+    /// Gives the object one more name (hard link).
+    ///
+    /// # Errors
+    /// As linkat(2).
+    pub fn link_at(&self, directory: impl AsFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
+        linkat(CWD, DescriptorPath::new(self.fd.as_fd()).as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW)
+    }
+
+    /// Returns user and group.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.stat.st_uid, self.stat.st_gid)
+    }
+
+    /// Sets user and group, if they differ.
+    ///
+    /// # Errors
+    /// As chown(2).
+    pub fn set_owner(&self, (user, group): (u32, u32)) -> Result<(), Errno> {
+        if self.owner() == (user, group) {
+            return Ok(());
+        }
+        let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+        chownat(&self.fd, c"", user, group, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)
     }
 
     /// Returns the kind.
@@ -234,17 +304,22 @@ impl TreeObject {
         resolve::link_text(self.fd.as_fd())
     }
 
-    /// Runs `act` on an own file whose mode would not permit it, and restores the mode. For staged
-    /// files, never for files in a workspace.
+    /// Runs `act` on an own file or directory whose mode would not permit it, and restores the mode.
+    /// Never for files in a workspace.
     ///
     /// # Errors
     /// The errors of `act`, or of changing the mode.
     pub fn opened_up<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let mode = self.mode();
-        if self.kind() != ObjectKind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
+        let needed = match self.kind() {
+            ObjectKind::File => 0o600,
+            ObjectKind::Directory => 0o700,
+            _ => 0,
+        };
+        if mode & needed == needed || rustix::process::geteuid().is_root() {
             return act();
         }
-        self.set_mode(mode | 0o600)?;
+        self.set_mode(mode | needed)?;
         let done = act();
         self.set_mode(mode)?;
         done
@@ -287,20 +362,26 @@ impl TreeObject {
         if self.kind() == ObjectKind::Link {
             return Ok(ExtendedAttributes::new());
         }
-        let path = DescriptorPath::new(self.fd.as_fd());
         let names = self.attribute_names()?;
         let mut found = ExtendedAttributes::new();
         for name in names.split(|b| *b == 0).filter(|name| is_content_attribute(name)) {
-            let mut value = vec![0; ATTRIBUTE_BYTES];
-            match getxattr(path.as_c_str(), name, &mut value) {
-                Ok(length) => found.push((RawText::from(name), RawText::from(&value[..length]))),
-                // Only the owner may read the attributes of some kinds.
-                Err(Errno::NODATA | Errno::PERM) => {}
-                Err(errno) => return Err(errno),
-            }
+            found.extend(self.read_attribute(name)?.map(|value| (RawText::from(name), RawText::from(value))));
         }
         found.sort_unstable();
         Ok(found)
+    }
+
+    /// Replaces all attributes that belong to the content.
+    ///
+    /// # Errors
+    /// As setxattr(2) and removexattr(2).
+    pub fn replace_attributes(&self, after: &ExtendedAttributes) -> Result<(), Errno> {
+        let present = self.read_attributes()?;
+        for (name, _) in present.iter().filter(|(name, _)| !after.iter().any(|(other, _)| other == name)) {
+            self.remove_attribute(name.as_bytes())?;
+        }
+        let mut changed = after.iter().filter(|pair| !present.contains(pair));
+        changed.try_for_each(|(name, value)| self.set_attribute(name.as_bytes(), value.as_bytes()))
     }
 
     /// Returns the value of one attribute.
@@ -314,6 +395,7 @@ impl TreeObject {
                 value.truncate(length);
                 Ok(Some(value))
             }
+            // Only the owner may read the attributes of some kinds.
             Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -377,11 +459,19 @@ fn is_content_attribute(name: &[u8]) -> bool {
 /// # Errors
 /// As openat2(2).
 pub fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+    directory_resolved(root, path, BENEATH_FLAGS)
+}
+
+/// Does the same with other flags for the lookup.
+///
+/// # Errors
+/// As openat2(2).
+pub fn directory_resolved(root: BorrowedFd<'_>, path: &Path, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     if path.as_os_str().is_empty() {
         return rustix::io::fcntl_dupfd_cloexec(root, 3);
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(root, path, flags, Mode::empty(), BENEATH_FLAGS)
+    openat2(root, path, flags, Mode::empty(), resolve)
 }
 
 /// Lists the names in an open directory, sorted by bytes. Opens up an own unreadable directory for
@@ -456,8 +546,8 @@ fn same_bytes(one: &File, other: &File) -> Result<bool, Errno> {
     let (mut left, mut right) = (vec![0; BLOCK_BYTES], vec![0; BLOCK_BYTES]);
     let mut at = 0;
     loop {
-        let length = read_at(one, &mut left, at)?;
-        if length != read_at(other, &mut right, at)? || left[..length] != right[..length] {
+        let length = read_block(one, &mut left, at)?;
+        if length != read_block(other, &mut right, at)? || left[..length] != right[..length] {
             return Ok(false);
         }
         if length == 0 {
@@ -467,8 +557,11 @@ fn same_bytes(one: &File, other: &File) -> Result<bool, Errno> {
     }
 }
 
-/// Fills the block unless the file ends.
-fn read_at(file: &File, block: &mut [u8], at: u64) -> Result<usize, Errno> {
+/// Reads from an offset; fills the block unless the file ends. Returns the number of bytes.
+///
+/// # Errors
+/// As read(2).
+pub fn read_block(file: &File, block: &mut [u8], at: u64) -> Result<usize, Errno> {
     let mut filled = 0;
     while filled < block.len() {
         match file.read_at(&mut block[filled..], at + filled as u64) {

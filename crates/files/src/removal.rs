@@ -56,8 +56,7 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
 /// [`PathError`] of the first object that could not be removed.
 pub fn empty_tree(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     let here = Path::new(".");
-    let held = rustix::io::fcntl_dupfd_cloexec(directory, 3).and_then(TreeObject::from_fd).at_path(here)?;
-    open_up(&held).at_path(here)?;
+    TreeObject::duplicate(directory).and_then(|held| open_up(&held)).at_path(here)?;
     list_entry_names(directory).at_path(here)?.iter().try_for_each(|name| remove_tree(directory, name))
 }
 

@@ -5,19 +5,17 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
-use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, chownat, fsync, mkdirat, openat, renameat_with, unlinkat,
-};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Stat, fsync, mkdirat, openat, renameat_with, unlinkat};
 use rustix::process::geteuid;
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use crate::error::{errno_error, failed_io};
 use crate::incoming::{IncomingDirectory, is_passing};
-use crate::object::{FileTime, ObjectKind, TreeObject, directory_beneath, list_entries, to_os_str};
+use crate::object::{FileTime, ObjectKind, TreeObject, directory_beneath, list_entries, read_block, to_os_str};
 use crate::removal::remove_tree;
 use crate::{ContentLimits, FilesError, TreePath};
 
@@ -124,21 +122,14 @@ impl FileTree {
     /// An error if it is not a directory, or has more than [`MAX_LISTED_ENTRIES`] entries.
     pub fn list_directory(&self, path: &TreePath) -> Result<Vec<FileMetadata>, FilesError> {
         let directory = self.open_directory(path)?;
-        let mut found = list_entries(directory.fd.as_fd()).map_err(errno_error("list", path))?;
-        if found.len() > MAX_LISTED_ENTRIES {
-            return Err(FilesError::TooMuch { limit: MAX_LISTED_ENTRIES as u64, unit: "entries" });
-        }
-        found.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        let mut listed = Vec::with_capacity(found.len());
-        for (name, _) in found {
-            if is_passing(path, &name) {
-                continue;
+        let mut listed = Vec::new();
+        for (count, (name, object)) in directory.entries().map_err(errno_error("list", path))?.enumerate() {
+            if count == MAX_LISTED_ENTRIES {
+                return Err(FilesError::TooMuch { limit: MAX_LISTED_ENTRIES as u64, unit: "entries" });
             }
-            let inner = path.join(to_os_str(&name));
-            // Skips entries that were removed meanwhile.
-            if let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name))
-                .map_err(errno_error("examine", &inner))?
-            {
+            let inner = path.join(&name);
+            if !is_passing(path, name.as_bytes()) {
+                let object = object.map_err(errno_error("examine", &inner))?;
                 listed.push(FileMetadata::from_object(inner, &object)?);
             }
         }
@@ -165,15 +156,7 @@ impl FileTree {
         let size = file.metadata().map_err(failed_io("examine", path))?.len();
         let read_length = usize::try_from(size.saturating_sub(start)).unwrap_or(usize::MAX).min(limit_bytes);
         let mut bytes = vec![0; read_length];
-        let mut filled = 0;
-        while filled < read_length {
-            match file.read_at(&mut bytes[filled..], start + filled as u64) {
-                Ok(0) => break,
-                Ok(length) => filled += length,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(failed_io("read", path)(e)),
-            }
-        }
+        let filled = read_block(&file, &mut bytes, start).map_err(errno_error("read", path))?;
         bytes.truncate(filled);
         Ok((bytes, size))
     }
@@ -241,8 +224,7 @@ impl FileTree {
         })
     }
 
-    /// Renames a file. With `replace`, replaces an existing object at `to` as rename(2) does: a
-    /// file by a file, an empty directory by a directory.
+    /// Renames a file. With `replace`, replaces an existing file at `to`; never a directory.
     ///
     /// # Errors
     /// An error if there is no such file, an object is in the way, or the guard refuses a change.
@@ -251,7 +233,9 @@ impl FileTree {
         let (source, old) = self.open_parent(from, kind)?;
         let (target, new) = self.open_parent(to, kind)?;
         self.may_change_beneath(from, Some(to))?;
-        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        // Without the flag, a directory replaces an empty one (rename(2)).
+        let may_replace = replace && kind != ObjectKind::Directory;
+        let flags = if may_replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let is_new = self.open_object(to).is_err();
         renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
@@ -296,15 +280,11 @@ impl FileTree {
 
     /// Opens the object at a path.
     pub(crate) fn open_object(&self, path: &TreePath) -> Result<TreeObject, FilesError> {
-        let Some((parent, name)) = path.split_name() else {
-            return TreeObject::open_beneath(self.root_fd(), path.as_path())
-                .map_err(errno_error("open", path))?
-                .ok_or_else(|| FilesError::NotFound(path.clone()));
+        let opened = match path.split_name() {
+            Some((parent, name)) => TreeObject::require_entry(self.open_directory(&parent)?.fd, name),
+            None => TreeObject::duplicate(self.root_fd()),
         };
-        let parent = self.open_directory(&parent)?;
-        TreeObject::open_entry(parent.fd.as_fd(), name)
-            .map_err(errno_error("open", path))?
-            .ok_or_else(|| FilesError::NotFound(path.clone()))
+        opened.map_err(errno_error("open", path))
     }
 
     /// Opens the directory at a path.
@@ -406,21 +386,14 @@ pub(crate) fn new_file(directory: BorrowedFd<'_>, name: &OsStr) -> Result<File, 
 /// Makes a new directory with the owner of its parent.
 pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) -> Result<(), Errno> {
     mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
-    match TreeObject::open_entry(parent, name)? {
-        Some(made) => set_owner(&made, like),
-        None => Err(Errno::NOENT),
-    }
+    set_owner(&TreeObject::require_entry(parent, name)?, like)
 }
 
 /// Sets the owner of a new object to that of its directory: the sandbox's own user, whatever this
 /// process's user is. In another user's directory, such as `/tmp`, only root can do so; an ordinary
 /// user keeps the ownership.
 pub(crate) fn set_owner(made: &TreeObject, like: &Stat) -> Result<(), Errno> {
-    if (made.stat.st_uid, made.stat.st_gid) == (like.st_uid, like.st_gid) {
-        return Ok(());
-    }
-    let (user, group) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
-    match chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW) {
+    match made.set_owner((like.st_uid, like.st_gid)) {
         Err(Errno::PERM) if !geteuid().is_root() => Ok(()),
         other => other,
     }
@@ -448,10 +421,7 @@ fn copy_bounded(
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(FilesError::Stream { what: "input", why: e.to_string() }),
         };
-        written += length as u64;
-        if written > bounds.bytes {
-            return Err(FilesError::TooMuch { limit: bounds.bytes, unit: "bytes" });
-        }
+        bounds.add_bytes(&mut written, length as u64)?;
         file.write_all(&block[..length]).map_err(failed_io("write", path))?;
     }
 }

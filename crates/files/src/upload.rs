@@ -6,13 +6,12 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, RenameFlags, Stat, linkat, renameat_with, symlinkat};
+use rustix::fs::{RenameFlags, Stat, renameat_with, symlinkat};
 use stockade_sys::Errno;
-use stockade_sys::resolve::DescriptorPath;
 
 use crate::archive::{ArchiveMember, ArchiveReader, MemberBody, archive_error};
 use crate::error::{errno_error, failed_io};
-use crate::object::{ObjectKind, TreeObject, list_entries, to_os_str};
+use crate::object::{ObjectKind, TreeObject, to_os_str};
 use crate::tree::{FileTree, make_directory, new_file, require_kind, set_owner, set_owner_and_mode};
 use crate::{ContentLimits, FilesError, TreePath};
 
@@ -67,9 +66,7 @@ impl FileTree {
         };
         let incoming = self.create_incoming()?;
         make_directory(incoming.directory(), OsStr::new("tree"), &owner).map_err(errno_error("make", path))?;
-        let fresh = TreeObject::open_entry(incoming.directory(), OsStr::new("tree"))
-            .map_err(errno_error("make", path))?
-            .ok_or_else(|| FilesError::NotFound(path.clone()))?;
+        let fresh = TreeObject::require_entry(incoming.directory(), "tree").map_err(errno_error("make", path))?;
         let mut unpacking = ArchiveUnpacker {
             fresh: FileTree::from_fd(fresh.fd),
             tree: self,
@@ -130,16 +127,16 @@ impl ArchiveUnpacker<'_> {
             };
         };
         let parent = self.open_parents(&above)?;
-        self.count_member()?;
+        self.bounds.add_entry(&mut self.entries)?;
         let explain_error = |error: FilesError| match error {
             FilesError::Exists(path) => archive_error(Some(path_bytes(&path)), "it is in the archive twice"),
             other => other,
         };
         match &member.body {
-            MemberBody::Directory => self.unpack_directory(member, &parent),
-            MemberBody::File => self.unpack_file(member, &parent, archive),
-            MemberBody::Link(text) => self.unpack_link(member, &parent, text),
-            MemberBody::Same(other) => self.unpack_hard_link(other, &parent, name),
+            MemberBody::Directory => self.unpack_directory(member, (&parent, name)),
+            MemberBody::File => self.unpack_file(member, (&parent, name), archive),
+            MemberBody::Link(text) => self.unpack_link(member, (&parent, name), text),
+            MemberBody::Same(other) => self.unpack_hard_link(other, (&parent, name)),
         }
         .map_err(explain_error)
     }
@@ -150,7 +147,7 @@ impl ArchiveUnpacker<'_> {
         match (there, path.split_name()) {
             (Err(FilesError::NotFound(_)), Some((above, name))) => {
                 let parent = self.open_parents(&above)?;
-                self.count_member()?;
+                self.bounds.add_entry(&mut self.entries)?;
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
                 self.fresh.open_directory(path)
             }
@@ -171,9 +168,9 @@ impl ArchiveUnpacker<'_> {
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {
             let directory = self.fresh.open_directory(&path)?;
-            for (name, _) in list_entries(directory.fd.as_fd()).map_err(errno_error("list", &path))? {
-                let inner = path.join(to_os_str(&name));
-                let object = self.fresh.open_object(&inner)?;
+            for (name, object) in directory.entries().map_err(errno_error("list", &path))? {
+                let inner = path.join(&name);
+                let object = object.map_err(errno_error("open", &inner))?;
                 self.tree.may_become(&self.at.join_path(&inner), object.kind(), &exists)?;
                 if object.is_directory() {
                     waiting.push(inner);
@@ -183,22 +180,17 @@ impl ArchiveUnpacker<'_> {
         Ok(())
     }
 
-    fn count_member(&mut self) -> Result<(), FilesError> {
-        self.entries += 1;
-        if self.entries > self.bounds.entries {
-            return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
-        }
-        Ok(())
-    }
-
-    fn unpack_directory(&mut self, member: &ArchiveMember, parent: &TreeObject) -> Result<(), FilesError> {
+    fn unpack_directory(
+        &mut self,
+        member: &ArchiveMember,
+        (parent, name): (&TreeObject, &OsStr),
+    ) -> Result<(), FilesError> {
         let path = &member.path;
         self.directories.push((path.clone(), member.mode | 0o700));
         match self.fresh.open_object(path) {
             // Present earlier in the archive, or made for an earlier member.
             Ok(there) => require_kind(&there, ObjectKind::Directory, path),
             Err(FilesError::NotFound(_)) => {
-                let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))
             }
             Err(error) => Err(error),
@@ -208,11 +200,10 @@ impl ArchiveUnpacker<'_> {
     fn unpack_file(
         &self,
         member: &ArchiveMember,
-        parent: &TreeObject,
+        (parent, name): (&TreeObject, &OsStr),
         archive: &mut ArchiveReader<'_>,
     ) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         let mut file = new_file(parent.fd.as_fd(), name).map_err(errno_error("write", path))?;
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
@@ -229,27 +220,28 @@ impl ArchiveUnpacker<'_> {
     /// Makes a symbolic link. The target may lead up to the root of the archive at most, and then
     /// down. All parents of the link are directories and not links, so this check covers its real
     /// target.
-    fn unpack_link(&self, member: &ArchiveMember, parent: &TreeObject, text: &[u8]) -> Result<(), FilesError> {
+    fn unpack_link(
+        &self,
+        member: &ArchiveMember,
+        (parent, name): (&TreeObject, &OsStr),
+        text: &[u8],
+    ) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         if !leads_inside(path.depth() - 1, text) {
             return Err(archive_error(Some(path_bytes(path)), "it is a link that leads out of the archive"));
         }
         symlinkat(to_os_str(text), &parent.fd, name).map_err(errno_error("make", path))?;
-        let made = TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("make", path))?;
-        let made = made.ok_or_else(|| FilesError::NotFound(path.clone()))?;
-        set_owner(&made, &self.owner).map_err(errno_error("make", path))
+        let made = TreeObject::require_entry(&parent.fd, name);
+        made.and_then(|made| set_owner(&made, &self.owner)).map_err(errno_error("make", path))
     }
 
-    fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
+    fn unpack_hard_link(&self, other: &TreePath, (parent, name): (&TreeObject, &OsStr)) -> Result<(), FilesError> {
         let known = self.fresh.open_object(other).ok().filter(|object| object.kind() == ObjectKind::File);
         let known = known.ok_or_else(|| {
             archive_error(Some(path_bytes(other)), "the link comes before its target, or it is not a file")
         })?;
         // By descriptor, so that no process can replace the file meanwhile.
-        let held = DescriptorPath::new(known.fd.as_fd());
-        linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
-            .map_err(errno_error("make", other))
+        known.link_at(&parent.fd, name).map_err(errno_error("make", other))
     }
 }
 
@@ -295,32 +287,24 @@ impl<'t> TreeMerge<'t> {
     /// later.
     fn merge_directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
         let (from, to) = self.open_both(path)?;
-        let mut names = list_entries(from.fd.as_fd()).map_err(errno_error("list", path))?;
-        names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        for (name, _) in names {
-            let inner = path.join(to_os_str(&name));
-            let ours =
-                TreeObject::open_entry(from.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
-            let theirs =
-                TreeObject::open_entry(to.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
-            let kind = ours.as_ref().map(TreeObject::kind);
-            let flags = match (ours, theirs) {
-                (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
+        for (name, ours) in from.entries().map_err(errno_error("list", path))? {
+            let inner = path.join(&name);
+            let ours = ours.map_err(errno_error("examine", &inner))?;
+            let theirs = TreeObject::open_entry(to.fd.as_fd(), &name).map_err(errno_error("examine", &inner))?;
+            let flags = match theirs {
+                Some(theirs) if ours.is_directory() && theirs.is_directory() => {
                     waiting.push(inner);
                     continue;
                 }
-                (Some(ours), Some(theirs)) if self.replace && !ours.is_directory() && !theirs.is_directory() => {
-                    RenameFlags::EXCHANGE
-                }
-                (_, Some(_)) => return Err(FilesError::Exists(self.at.join_path(&inner))),
-                (_, None) => RenameFlags::NOREPLACE,
+                Some(theirs) if self.replace && !ours.is_directory() && !theirs.is_directory() => RenameFlags::EXCHANGE,
+                Some(_) => return Err(FilesError::Exists(self.at.join_path(&inner))),
+                None => RenameFlags::NOREPLACE,
             };
-            renameat_with(&from.fd, to_os_str(&name), &to.fd, to_os_str(&name), flags)
-                .map_err(errno_error("place", &inner))?;
+            renameat_with(&from.fd, &name, &to.fd, &name, flags).map_err(errno_error("place", &inner))?;
             let placed = self.at.join_path(&inner);
             self.done.push((inner, flags));
-            if let (RenameFlags::NOREPLACE, Some(kind)) = (flags, kind) {
-                self.tree.may_stay(&placed, kind)?;
+            if flags == RenameFlags::NOREPLACE {
+                self.tree.may_stay(&placed, ours.kind())?;
             }
         }
         Ok(())

@@ -2,40 +2,60 @@
 //! was done, so both can be repeated after any interruption. An object that appeared at a path
 //! after the preparation is never replaced: the step fails, and the commit is undone.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{RenameFlags, renameat_with};
-use stockade_files::object::{
-    ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath, list_entry_names, to_os_str,
-};
+use stockade_files::object::{ChangeMark, ObjectKind, TreeObject, directory_beneath};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
-use super::journal::{CommitStep, ObjectMetadata};
+use super::journal::{CommitStep, ObjectMetadata, StageJournal};
+use super::select::CommitGuard;
+use super::stage_directory::OpenStage;
 use super::watch::{CommitObserver, CommitPoint};
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;
 
-/// Directories and checks that the steps use.
+/// A decided commit, with the directories and checks that its steps use.
 pub(super) struct CommitContext<'a> {
+    pub stage: &'a OpenStage,
+    pub journal: &'a StageJournal,
     pub workspace: BorrowedFd<'a>,
     pub commit_area: BorrowedFd<'a>,
-    /// Start of the conflict check; later changes were not checked before the decision.
-    pub checked: FileTime,
-    /// Returns an error if the object that was just put at a path must be removed again. The flag
-    /// is true if the path was free before; otherwise only the content beneath it is new.
-    pub stays: &'a dyn Fn(&Path, bool) -> Result<(), PathError>,
+    pub guard: &'a CommitGuard<'a>,
+    settled: BTreeSet<&'a Path>,
+}
+
+impl<'a> CommitContext<'a> {
+    pub fn new(
+        stage: &'a OpenStage,
+        journal: &'a StageJournal,
+        (workspace, commit_area): (BorrowedFd<'a>, BorrowedFd<'a>),
+        guard: &'a CommitGuard<'a>,
+    ) -> Self {
+        let settled = journal.settled.iter().map(|path| path.as_path()).collect();
+        Self { stage, journal, workspace, commit_area, guard, settled }
+    }
+
+    /// Checks again the object that a step just put at a path, with its content. `is_new` is true
+    /// if the path was free before; otherwise only the content beneath it is new.
+    fn recheck(&self, put: &Path, is_new: bool) -> Result<(), PathError> {
+        if is_new {
+            self.guard.recheck_path(put)?;
+        }
+        let beneath = self.settled.range::<Path, _>((Bound::Excluded(put), Bound::Unbounded));
+        beneath.take_while(|path| path.starts_with(put)).try_for_each(|path| self.guard.recheck_path(path))
+    }
 }
 
 /// Carries out all steps.
-pub(super) fn carry_out_steps(
-    ground: &CommitContext<'_>,
-    steps: &[CommitStep],
-    watch: &mut dyn CommitObserver,
-) -> Result<(), PathError> {
+pub(super) fn carry_out_steps(ground: &CommitContext<'_>, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+    let steps = &ground.journal.steps;
     for (done, step) in steps.iter().enumerate() {
         ground.carry_out(step, watch)?;
         watch.on_point(CommitPoint::Step).at_path(step.path())?;
@@ -46,11 +66,8 @@ pub(super) fn carry_out_steps(
 
 /// Undoes all steps, the last one first. Moves change the times of directories, so these are
 /// restored at the end.
-pub(super) fn undo_steps(
-    ground: &CommitContext<'_>,
-    steps: &[CommitStep],
-    watch: &mut dyn CommitObserver,
-) -> Result<(), PathError> {
+pub(super) fn undo_steps(ground: &CommitContext<'_>, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+    let steps = &ground.journal.steps;
     for step in steps.iter().rev() {
         ground.take_back(step, watch)?;
         watch.on_point(CommitPoint::Back).at_path(step.path())?;
@@ -138,12 +155,10 @@ impl CommitContext<'_> {
         if depth > MAX_DEPTH {
             return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
-        for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
-            let Some(inner) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)? else {
-                continue;
-            };
-            if inner.changed_time() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
+        for (name, inner) in directory.entries().at_path(path)? {
+            let path = path.join(name);
+            let inner = inner.at_path(&path)?;
+            if inner.changed_time() >= self.journal.checked || self.holds_newer(&inner, &path, depth + 1)? {
                 return Ok(true);
             }
         }
@@ -205,7 +220,7 @@ impl CommitContext<'_> {
     ) -> Result<(), PathError> {
         let here = TreeObject::open_beneath(self.workspace, entry.path).at_path(entry.path)?;
         let stays = match here {
-            Some(object) if object.inode() == new => (self.stays)(entry.path, is_new),
+            Some(object) if object.inode() == new => self.recheck(entry.path, is_new),
             _ => Err(concurrent_change_error(entry.path)),
         };
         let still = || TreeObject::open_entry(entry.directory.as_fd(), entry.name);
@@ -270,15 +285,7 @@ impl CommitContext<'_> {
 
 /// Sets the given metadata, the time last because every other change updates it.
 pub(super) fn apply_settings(object: &TreeObject, settings: &ObjectMetadata) -> Result<(), Errno> {
-    if let Some(attributes_after) = &settings.attributes {
-        let present = object.read_attributes()?;
-        for (name, _) in present.iter().filter(|(name, _)| !attributes_after.iter().any(|(other, _)| other == name)) {
-            object.remove_attribute(name.as_bytes())?;
-        }
-        for (name, value) in attributes_after.iter().filter(|pair| !present.contains(pair)) {
-            object.set_attribute(name.as_bytes(), value.as_bytes())?;
-        }
-    }
+    settings.attributes.iter().try_for_each(|after| object.replace_attributes(after))?;
     if let Some(mode) = settings.mode
         && object.kind() != ObjectKind::Link
     {

@@ -7,28 +7,23 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Uid, chownat, fsync, ftruncate, ioctl_ficlone, linkat,
-    mkdirat, mknodat, openat, seek, symlinkat, syncfs,
-};
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entry_names, to_os_str};
+use rustix::fs::{FileType, Mode, OFlags, fsync, mkdirat, mknodat, symlinkat, syncfs};
+use stockade_files::content::copy_content;
+use stockade_files::object::{ObjectKind, TreeObject, to_os_str};
 use stockade_sys::Errno;
-use stockade_sys::resolve::DescriptorPath;
 
 use super::apply::{apply_settings, slot_name};
 use super::change::{ReadableDirectory, is_whiteout};
 use super::error::{PathContext, PathError};
 use super::journal::ObjectMetadata;
+use super::state_files::{open_directory, open_to_write};
 use super::watch::{CommitObserver, CommitPoint};
 
 /// Most files that are flushed one by one; if there are more, the whole filesystem is flushed.
 const MAX_SINGLE_FLUSHES: usize = 64;
-/// Bytes copied at once.
-const CHUNK_BYTES: usize = 1 << 20;
 
 /// Makes objects in a commit area.
 pub(super) struct ObjectBuilder<'a> {
@@ -44,9 +39,15 @@ pub(super) struct ObjectBuilder<'a> {
     /// For each inode of a staged file: a name in the workspace with the same content.
     pub unchanged_names: &'a HashMap<u64, PathBuf>,
     pub watch: &'a mut dyn CommitObserver,
-    made: HashMap<u64, OwnedFd>,
+    pub progress: BuildProgress,
+}
+
+/// Objects made until now.
+#[derive(Default)]
+pub(super) struct BuildProgress {
+    made: HashMap<u64, TreeObject>,
     slots: u32,
-    flush: Vec<OwnedFd>,
+    flush: Vec<TreeObject>,
     built: usize,
 }
 
@@ -59,34 +60,11 @@ pub(super) struct CommitSlot {
     pub settings: Option<ObjectMetadata>,
 }
 
-impl<'a> ObjectBuilder<'a> {
-    pub fn new(
-        (upper, workspace, commit_area): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
-        (links, is_whole): (bool, bool),
-        target_paths: &'a BTreeSet<PathBuf>,
-        unchanged_names: &'a HashMap<u64, PathBuf>,
-        watch: &'a mut dyn CommitObserver,
-    ) -> Self {
-        Self {
-            upper,
-            workspace,
-            commit_area,
-            links,
-            is_whole,
-            target_paths,
-            unchanged_names,
-            watch,
-            made: HashMap::new(),
-            slots: 0,
-            flush: Vec::new(),
-            built: 0,
-        }
-    }
-
+impl ObjectBuilder<'_> {
     /// Reserves a number for an object that will be moved into the commit area.
     pub fn reserve_slot(&mut self) -> u32 {
-        self.slots += 1;
-        self.slots - 1
+        self.progress.slots += 1;
+        self.progress.slots - 1
     }
 
     /// Makes the object that is staged at `path`, with all wanted objects beneath it.
@@ -94,11 +72,9 @@ impl<'a> ObjectBuilder<'a> {
         let number = self.reserve_slot();
         let staged = TreeObject::open_beneath(self.upper, path).at_path(path)?;
         let staged = staged.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
-        let commit_area = self.commit_area;
         let name = slot_name(number);
-        let settings = self.make_object(staged, path, commit_area, OsStr::new(&name))?;
-        let object = TreeObject::open_entry(commit_area, OsStr::new(&name)).at_path(path)?;
-        let object = object.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
+        let settings = self.make_object(staged, path, self.commit_area, OsStr::new(&name))?;
+        let object = TreeObject::require_entry(self.commit_area, &name).at_path(path)?;
         if let Some(settings) = &settings {
             let open = ObjectMetadata { mode: settings.mode.map(|mode| mode | 0o700), ..settings.clone() };
             apply_settings(&object, &open).at_path(path)?;
@@ -119,9 +95,9 @@ impl<'a> ObjectBuilder<'a> {
         } else {
             self.make_leaf(&staged, path, into, name).map(|()| None)
         }?;
-        self.built += 1;
+        self.progress.built += 1;
         self.watch.on_point(CommitPoint::Built).at_path(path)?;
-        self.watch.on_progress(self.built, self.target_paths.len().max(self.built));
+        self.watch.on_progress(self.progress.built, self.target_paths.len().max(self.progress.built));
         Ok(made)
     }
 
@@ -134,23 +110,20 @@ impl<'a> ObjectBuilder<'a> {
     ) -> Result<ObjectMetadata, PathError> {
         let staged = ReadableDirectory::from_object(staged).at_path(path)?;
         mkdirat(into, name, Mode::RWXU).at_path(path)?;
-        let made = find_object(into, name).at_path(path)?;
-        copy_owner(&made, &staged.object).at_path(path)?;
-        for inner in list_entry_names(staged.object.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&inner));
+        let made = TreeObject::require_entry(into, name).at_path(path)?;
+        made.set_owner(staged.object.owner()).at_path(path)?;
+        for (inner, object) in staged.object.entries().at_path(path)? {
+            let path = path.join(&inner);
             if !self.target_paths.contains(&path) {
                 continue;
             }
-            let Some(object) = TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&inner)).at_path(&path)?
-            else {
-                continue;
-            };
+            let object = object.at_path(&path)?;
             if is_whiteout(&object) {
                 continue;
             }
-            if let Some(settings) = self.make_object(object, &path, made.fd.as_fd(), to_os_str(&inner))? {
-                apply_settings(&find_object(made.fd.as_fd(), to_os_str(&inner)).at_path(&path)?, &settings)
-                    .at_path(&path)?;
+            if let Some(settings) = self.make_object(object, &path, made.fd.as_fd(), &inner)? {
+                let object = TreeObject::require_entry(&made.fd, &inner);
+                object.and_then(|object| apply_settings(&object, &settings)).at_path(&path)?;
             }
         }
         Ok(ObjectMetadata {
@@ -171,7 +144,7 @@ impl<'a> ObjectBuilder<'a> {
         // link.
         if let Some(other) = self.unchanged_names.get(&staged.inode())
             && let Some(there) = TreeObject::open_beneath(self.workspace, other).at_path(other)?
-            && same_name(&there, into, name).is_ok()
+            && there.link_at(into, name).is_ok()
         {
             return Ok(());
         }
@@ -181,7 +154,7 @@ impl<'a> ObjectBuilder<'a> {
             let own = staged.overlay_attributes().at_path(path)?;
             let remove = || own.iter().try_for_each(|attribute| staged.remove_attribute(attribute));
             staged.opened_up(remove).at_path(path)?;
-            match same_name(staged, into, name) {
+            match staged.link_at(into, name) {
                 Ok(()) => return self.flush_later(staged, path),
                 // Too many links, or links to it are not allowed: copy.
                 Err(Errno::MLINK | Errno::PERM | Errno::XDEV | Errno::OPNOTSUPP) => {}
@@ -189,22 +162,21 @@ impl<'a> ObjectBuilder<'a> {
             }
         }
         if staged.stat.st_nlink > 1
-            && let Some(first) = self.made.get(&staged.inode())
+            && let Some(first) = self.progress.made.get(&staged.inode())
         {
-            let first = TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(first, 3).at_path(path)?).at_path(path)?;
-            return same_name(&first, into, name).at_path(path);
+            return first.link_at(into, name).at_path(path);
         }
         let made = duplicate_object(staged, into, name).at_path(path)?;
         self.flush_later(&made, path)?;
         if staged.stat.st_nlink > 1 {
-            self.made.insert(staged.inode(), made.fd);
+            self.progress.made.insert(staged.inode(), made);
         }
         Ok(())
     }
 
     fn flush_later(&mut self, object: &TreeObject, path: &Path) -> Result<(), PathError> {
-        if object.kind() == ObjectKind::File && self.flush.len() <= MAX_SINGLE_FLUSHES {
-            self.flush.push(rustix::io::fcntl_dupfd_cloexec(&object.fd, 3).at_path(path)?);
+        if object.kind() == ObjectKind::File && self.progress.flush.len() <= MAX_SINGLE_FLUSHES {
+            self.progress.flush.push(TreeObject::duplicate(&object.fd).at_path(path)?);
         }
         Ok(())
     }
@@ -212,32 +184,18 @@ impl<'a> ObjectBuilder<'a> {
     /// Flushes all objects made so far to the disk.
     pub fn flush(&mut self) -> Result<(), PathError> {
         let path = Path::new("");
-        let flushed_singly = self.flush.len() <= MAX_SINGLE_FLUSHES
-            && self.flush.iter().all(|fd| {
-                let opened = openat(
-                    CWD,
-                    DescriptorPath::new(fd.as_fd()).as_c_str(),
-                    OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
-                    Mode::empty(),
-                );
-                opened.is_ok_and(|file| fsync(file).is_ok())
-            });
-        let commit_area =
-            openat(self.commit_area, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let commit_area = commit_area.at_path(path)?;
+        let flushed_singly = self.progress.flush.len() <= MAX_SINGLE_FLUSHES
+            && self.progress.flush.iter().all(|object| object.open_file().and_then(fsync).is_ok());
+        let commit_area = open_directory(self.commit_area, c".").at_path(path)?;
         if flushed_singly { fsync(commit_area) } else { syncfs(commit_area) }.at_path(path)
     }
-}
-
-fn find_object(directory: BorrowedFd<'_>, name: &OsStr) -> Result<TreeObject, Errno> {
-    TreeObject::open_entry(directory, name)?.ok_or(Errno::NOENT)
 }
 
 /// Copies an object that is not a directory, with owner, mode, time and attributes.
 pub(super) fn duplicate_object(model: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<TreeObject, Errno> {
     copy_object(model, into, name)?;
-    let made = find_object(into, name)?;
-    copy_owner(&made, model)?;
+    let made = TreeObject::require_entry(into, name)?;
+    made.set_owner(model.owner())?;
     let settings = ObjectMetadata {
         mode: Some(model.mode()),
         modified: Some(model.modified_time()),
@@ -245,22 +203,6 @@ pub(super) fn duplicate_object(model: &TreeObject, into: BorrowedFd<'_>, name: &
     };
     apply_settings(&made, &settings)?;
     Ok(made)
-}
-
-/// Sets the owner of a new object to that of its model, if they differ.
-pub(super) fn copy_owner(made: &TreeObject, model: &TreeObject) -> Result<(), Errno> {
-    let (user, group) = (model.stat.st_uid, model.stat.st_gid);
-    if (user, group) == (made.stat.st_uid, made.stat.st_gid) {
-        return Ok(());
-    }
-    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-    chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)
-}
-
-/// Gives an open object one more name.
-fn same_name(object: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    let path = DescriptorPath::new(object.fd.as_fd());
-    linkat(CWD, path.as_c_str(), into, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 /// Makes a new object of the same kind and content.
@@ -276,57 +218,11 @@ fn copy_object(staged: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Resul
 
 fn copy_file(staged: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     let from = staged.opened_up(|| staged.open_file())?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let to = File::from(openat(into, name, flags, Mode::RUSR | Mode::WUSR)?);
-    if ioctl_ficlone(&to, &from).is_ok() {
-        return Ok(());
-    }
-    copy_data(&from, &to, staged.size())
-}
-
-/// Copies the data of a file and keeps its holes.
-fn copy_data(from: &File, to: &File, size: u64) -> Result<(), Errno> {
-    ftruncate(to, size)?;
-    let mut at = 0;
-    while at < size {
-        let start = match seek(from, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            // Only a hole is left.
-            Err(Errno::NXIO) => return Ok(()),
-            // Some filesystems do not support holes.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
-            Err(errno) => return Err(errno),
-        };
-        let end = seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
-        copy_range(from, to, start, end)?;
-        at = end.max(start + 1);
-    }
-    Ok(())
-}
-
-fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<(), Errno> {
-    use std::os::unix::fs::FileExt;
-    let mut chunk = vec![0; CHUNK_BYTES.min(usize::try_from(end - start).unwrap_or(CHUNK_BYTES))];
-    let mut at = start;
-    let failed = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::IO);
-    while at < end {
-        let length = chunk.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
-        let read = from.read_at(&mut chunk[..length], at).map_err(failed)?;
-        if read == 0 {
-            return Ok(());
-        }
-        to.write_all_at(&chunk[..read], at).map_err(failed)?;
-        at += read as u64;
-    }
-    Ok(())
+    let to = open_to_write(into, name, OFlags::WRONLY | OFlags::EXCL)?;
+    copy_content(&from, &to, staged.size(), u64::MAX).map(drop)
 }
 
 /// Returns the metadata of a directory before a name is moved in or out of it.
 pub(super) fn settings_of(object: &TreeObject) -> ObjectMetadata {
     ObjectMetadata { mode: Some(object.mode()), modified: Some(object.modified_time()), attributes: None }
-}
-
-/// Returns the later of two times.
-pub(super) fn later_time(one: FileTime, other: FileTime) -> FileTime {
-    one.max(other)
 }

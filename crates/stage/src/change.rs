@@ -16,8 +16,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{
-    ChangeMark, ExtendedAttributes, FileTime, OVERLAY_ATTRIBUTES, ObjectKind, TreeObject, list_entry_names,
-    same_content, to_os_str,
+    ChangeMark, ExtendedAttributes, FileTime, OVERLAY_ATTRIBUTES, ObjectKind, TreeObject, same_content,
 };
 use stockade_sys::Errno;
 
@@ -166,23 +165,19 @@ impl TreeScan<'_> {
         check_limits(below.depth, self.found.list.len(), path)?;
         let opaque = below.opaque || is_opaque(&upper.object).at_path(path)?;
         let below = ScanPosition { opaque, depth: below.depth + 1 };
-        let mine = list_entry_names(upper.object.fd.as_fd()).at_path(path)?;
-        for name in &mine {
-            let path = path.join(to_os_str(name));
-            let Some(staged) = TreeObject::open_entry(upper.object.fd.as_fd(), to_os_str(name)).at_path(&path)? else {
-                continue;
-            };
-            let present = TreeObject::open_entry(lower.fd.as_fd(), to_os_str(name)).at_path(&path)?;
-            self.compare_pair(staged, present, &path, below)?;
+        let mut mine = BTreeSet::new();
+        for (name, staged) in upper.object.entries().at_path(path)? {
+            let path = path.join(&name);
+            let present = TreeObject::open_entry(lower.fd.as_fd(), &name).at_path(&path)?;
+            self.compare_pair(staged.at_path(&path)?, present, &path, below)?;
+            mine.insert(name);
         }
         if opaque {
-            for name in list_entry_names(lower.fd.as_fd()).at_path(path)? {
-                if mine.binary_search(&name).is_err() {
-                    let path = path.join(to_os_str(&name));
-                    if let Some(present) = TreeObject::open_entry(lower.fd.as_fd(), to_os_str(&name)).at_path(&path)? {
-                        self.push(StageChange::new(&path, ChangeKind::Removed, None, Some(&present)));
-                    }
-                }
+            let removed = lower.entries().at_path(path)?.filter(|(name, _)| !mine.contains(name));
+            for (name, present) in removed {
+                let path = path.join(name);
+                let present = present.at_path(&path)?;
+                self.push(StageChange::new(&path, ChangeKind::Removed, None, Some(&present)));
             }
         }
         Ok(())
@@ -233,13 +228,11 @@ impl TreeScan<'_> {
         }
         let staged = ReadableDirectory::from_object(staged).at_path(path)?;
         self.push(StageChange::new(path, how, Some((&staged.object, staged.mode)), present));
-        for name in list_entry_names(staged.object.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
-            match TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&name)).at_path(&path)? {
-                Some(inner) if !is_whiteout(&inner) => {
-                    self.add_object(inner, None, ChangeKind::Added, &path, depth + 1)?
-                }
-                _ => {}
+        for (name, inner) in staged.object.entries().at_path(path)? {
+            let path = path.join(name);
+            let inner = inner.at_path(&path)?;
+            if !is_whiteout(&inner) {
+                self.add_object(inner, None, ChangeKind::Added, &path, depth + 1)?;
             }
         }
         self.keep_open(staged);
@@ -324,16 +317,10 @@ impl StageChange {
     }
 
     fn new(path: &Path, how: ChangeKind, staged: Option<(&TreeObject, u32)>, present: Option<&TreeObject>) -> Self {
-        Self {
-            path: path.to_owned(),
-            how,
-            staged: staged.map(|(object, mode)| ObjectFacts::from_object(object, mode)),
-            present: present.map(|object| ObjectFacts::from_object(object, object.mode())),
-            other_names: false,
-            is_incidental: false,
-            below: present.map(TreeObject::change_mark),
-            attributes: None,
-        }
+        let staged = staged.map(|(object, mode)| ObjectFacts::from_object(object, mode));
+        let below = present.map(TreeObject::change_mark);
+        let present = present.map(|object| ObjectFacts::from_object(object, object.mode()));
+        Self { below, ..Self::for_show(path, how, staged, present) }
     }
 }
 

@@ -7,11 +7,10 @@
 //! workspace is either in its old or in its new state.
 
 use std::collections::BTreeSet;
-use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, fsync, openat, syncfs};
+use rustix::fs::{fsync, syncfs};
 use stockade_files::object::{TreeObject, directory_beneath};
 use stockade_model::{RawText, StageId};
 
@@ -20,10 +19,11 @@ use super::change::{StageChange, StageChanges, compare_trees};
 use super::commit_area::{COMMIT_AREA, CommitArea, clear_commit_areas};
 use super::conflict::{ConflictCheck, StageConflict};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
-use super::journal::{self, CommitState, StageJournal};
+use super::journal::{self, StageJournal};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
 use super::stage_directory::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
+use super::state_files::open_directory;
 use super::watch::{CommitObserver, CommitPoint, SilentObserver};
 
 /// Most directories that are flushed one by one.
@@ -119,6 +119,10 @@ impl OpenStage {
         Ok(select_changes(changes, &[], &CommitGuard::new(self, &[], upper.as_fd(), lower.as_fd())?)?.held)
     }
 
+    fn refuse_cut_off(&self) -> Result<(), StageError> {
+        if journal::is_there(self.directory.as_fd()) { Err(StageError::CutOff(self.id().clone())) } else { Ok(()) }
+    }
+
     /// Puts the wanted changes into the workspace.
     ///
     /// # Errors
@@ -128,9 +132,7 @@ impl OpenStage {
         request: &CommitRequest,
         watch: &mut dyn CommitObserver,
     ) -> Result<CommitResult, StageCommitError> {
-        if journal::is_there(self.directory.as_fd()) {
-            return Err(StageError::CutOff(self.id().clone()).into());
-        }
+        self.refuse_cut_off()?;
         if self.may_be_torn() {
             return Err(StageError::Torn(self.id().clone()).into());
         }
@@ -143,8 +145,7 @@ impl OpenStage {
         if !conflicts.is_empty() {
             return Err(StageCommitError::Conflicts(conflicts));
         }
-        let paths: Vec<PathBuf> =
-            chosen.changes.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect();
+        let paths = visible_paths(&chosen.changes);
         let is_all = chosen.are_all(&all);
         let held = chosen.held.clone();
         if chosen.changes.is_empty() && !is_all {
@@ -174,23 +175,8 @@ impl OpenStage {
                 return Err(StageCommitError::Prepare(error));
             }
         };
-        let stays = make_recheck(&guard, &journal);
-        let ground = CommitContext {
-            workspace: lower.as_fd(),
-            commit_area: commit_area.directory.as_fd(),
-            checked,
-            stays: &stays,
-        };
-        let done = watch
-            .on_point(CommitPoint::Decided)
-            .at_path(Path::new(COMMIT_AREA))
-            .and_then(|()| carry_out(&self, &ground, &journal, watch));
-        if let Err(failed) = done {
-            return Err(match undo_commit(&self, &ground, &journal, watch) {
-                Ok(()) => StageCommitError::Undone(failed),
-                Err(undo) => StageCommitError::Stuck { failed, undo },
-            });
-        }
+        let ground = CommitContext::new(&self, &journal, (lower.as_fd(), commit_area.directory.as_fd()), &guard);
+        ground.carry_out_or_undo(watch)?.map_err(StageCommitError::Undone)?;
         let is_gone = finish_commit(self, &journal, watch)?;
         Ok(CommitResult { paths, held, is_gone })
     }
@@ -201,9 +187,7 @@ impl OpenStage {
     /// # Errors
     /// [`StageCommitError::Nothing`] for a path at which nothing is staged.
     pub fn discard_changes(self, paths: &[PathBuf]) -> Result<(Vec<PathBuf>, bool), StageCommitError> {
-        if journal::is_there(self.directory.as_fd()) {
-            return Err(StageError::CutOff(self.id().clone()).into());
-        }
+        self.refuse_cut_off()?;
         let all = match self.read_changes() {
             // Discarding all changes must work even if the stage cannot be read.
             Err(_) if paths.is_empty() => {
@@ -213,8 +197,7 @@ impl OpenStage {
             other => other?,
         };
         let chosen = select_named(&all, paths)?;
-        let forgotten: Vec<PathBuf> =
-            chosen.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect();
+        let forgotten = visible_paths(&chosen);
         let is_gone = forgotten.len() == all.visible_count();
         if is_gone {
             self.remove()?;
@@ -237,33 +220,27 @@ impl OpenStage {
         if self.put_back().map_err(StageError::Read)? {
             return Ok(Some(RecoveryResult { id, end: RecoveryEnd::PutBack }));
         }
-        let (journal, is_done) = match journal::read_state(&self)? {
-            CommitState::Nothing => {
-                let cleared = clear_commit_areas(&self)?;
-                return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
-            }
-            CommitState::Decided(journal) => (journal, false),
-            CommitState::Done(journal) => (journal, true),
+        let Some((journal, is_done)) = journal::read_state(&self)? else {
+            let cleared = clear_commit_areas(&self)?;
+            return Ok(cleared.then_some(RecoveryResult { id, end: RecoveryEnd::Unbegun }));
         };
         if !is_done {
             let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);
             let agreed: Vec<PathBuf> = journal.agreed.iter().map(|path| path.as_path().to_owned()).collect();
             let guard = CommitGuard::new(&self, &agreed, upper.as_fd(), lower.as_fd())?;
-            let stays = make_recheck(&guard, &journal);
             let commit_area = CommitArea::open_interrupted(&self, lower.as_fd(), journal.commit_area)?;
-            let commit_area = commit_area.directory.as_fd();
-            let ground =
-                CommitContext { workspace: lower.as_fd(), commit_area, checked: journal.checked, stays: &stays };
-            if let Err(failed) = carry_out(&self, &ground, &journal, watch) {
-                return match undo_commit(&self, &ground, &journal, watch) {
-                    Ok(()) => Ok(Some(RecoveryResult { id, end: RecoveryEnd::Undone(failed) })),
-                    Err(undo) => Err(StageCommitError::Stuck { failed, undo }),
-                };
+            let ground = CommitContext::new(&self, &journal, (lower.as_fd(), commit_area.directory.as_fd()), &guard);
+            if let Err(failed) = ground.carry_out_or_undo(watch)? {
+                return Ok(Some(RecoveryResult { id, end: RecoveryEnd::Undone(failed) }));
             }
         }
         finish_commit(self, &journal, watch)?;
         Ok(Some(RecoveryResult { id, end: RecoveryEnd::Finished }))
     }
+}
+
+fn visible_paths(changes: &[&StageChange]) -> Vec<PathBuf> {
+    changes.iter().filter(|change| !change.is_incidental).map(|change| change.path.clone()).collect()
 }
 
 /// Converts a [`StageError`] about a tree to the error of a path.
@@ -274,43 +251,48 @@ pub(super) fn stage_path_error(error: StageError) -> PathError {
     }
 }
 
-/// Returns a function that checks again the object that a step just put at a path, with its
-/// content.
-fn make_recheck(guard: &CommitGuard<'_>, journal: &StageJournal) -> impl Fn(&Path, bool) -> Result<(), PathError> {
-    let settled: BTreeSet<&Path> = journal.settled.iter().map(|path| path.as_path()).collect();
-    move |put, is_new| {
-        if is_new {
-            guard.recheck_path(put)?;
+impl CommitContext<'_> {
+    /// Carries out the commit. If that fails, undoes it and returns the failure.
+    ///
+    /// # Errors
+    /// [`StageCommitError::Stuck`] if the undo fails, too.
+    fn carry_out_or_undo(&self, watch: &mut dyn CommitObserver) -> Result<Result<(), PathError>, StageCommitError> {
+        let done = self.carry_out_all(watch);
+        if let Err(failed) = &done {
+            let stuck = |undo| StageCommitError::Stuck { failed: failed.clone(), undo };
+            self.undo_all(watch).map_err(stuck)?;
         }
-        let beneath = settled.range::<Path, _>((Bound::Excluded(put), Bound::Unbounded));
-        beneath.take_while(|path| path.starts_with(put)).try_for_each(|path| guard.recheck_path(path))
+        Ok(done)
     }
-}
 
-/// Carries out all steps and makes them durable.
-fn carry_out(
-    stage: &OpenStage,
-    ground: &CommitContext<'_>,
-    journal: &StageJournal,
-    watch: &mut dyn CommitObserver,
-) -> Result<(), PathError> {
-    carry_out_steps(ground, &journal.steps, watch)?;
-    flush(ground, journal)?;
-    journal::mark_done(stage)?;
-    watch.on_point(CommitPoint::Done).at_path(Path::new(COMMIT_AREA))
-}
+    /// Carries out all steps and makes them durable.
+    fn carry_out_all(&self, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+        watch.on_point(CommitPoint::Decided).at_path(Path::new(COMMIT_AREA))?;
+        carry_out_steps(self, watch)?;
+        self.flush()?;
+        journal::mark_done(self.stage)?;
+        watch.on_point(CommitPoint::Done).at_path(Path::new(COMMIT_AREA))
+    }
 
-fn undo_commit(
-    stage: &OpenStage,
-    ground: &CommitContext<'_>,
-    journal: &StageJournal,
-    watch: &mut dyn CommitObserver,
-) -> Result<(), PathError> {
-    // Recovery never undoes a commit that is marked as done.
-    undo_steps(ground, &journal.steps, watch)?;
-    flush(ground, journal)?;
-    journal::remove_journal(stage)?;
-    clear_commit_areas(stage).map(drop)
+    fn undo_all(&self, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+        // Recovery never undoes a commit that is marked as done: it would take a half undone one
+        // for done.
+        journal::unmark_done(self.stage)?;
+        undo_steps(self, watch)?;
+        self.flush()?;
+        journal::remove_journal(self.stage)?;
+        clear_commit_areas(self.stage).map(drop)
+    }
+
+    /// Flushes the changed directories to the disk.
+    fn flush(&self) -> Result<(), PathError> {
+        let root = Path::new("");
+        let readable = |path: &Path| open_directory(directory_beneath(self.workspace, path)?, c".");
+        let parents: BTreeSet<&Path> = self.journal.steps.iter().filter_map(|step| step.path().parent()).collect();
+        let singly = parents.len() <= MAX_SINGLE_FLUSHES
+            && parents.iter().all(|parent| readable(parent).and_then(fsync).is_ok());
+        if singly { Ok(()) } else { readable(root).and_then(syncfs).at_path(root) }
+    }
 }
 
 /// Cleans up after a finished commit. Returns whether the stage was removed.
@@ -329,25 +311,6 @@ fn finish_commit(
     watch.on_point(CommitPoint::Settled).at_path(Path::new(COMMIT_AREA))?;
     journal::remove_journal(&stage)?;
     Ok(false)
-}
-
-/// Flushes the changed directories to the disk.
-fn flush(ground: &CommitContext<'_>, journal: &StageJournal) -> Result<(), PathError> {
-    let root = Path::new("");
-    let readable = |path: &Path| {
-        let directory = directory_beneath(ground.workspace, path)?;
-        openat(&directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-    };
-    let parents: BTreeSet<&Path> = journal.steps.iter().filter_map(|step| step.path().parent()).collect();
-    let singly = parents.len() <= MAX_SINGLE_FLUSHES
-        && parents.iter().all(|parent| readable(parent).is_ok_and(|directory| fsync(directory).is_ok()));
-    if singly {
-        return Ok(());
-    }
-    match readable(root) {
-        Ok(directory) => syncfs(directory).at_path(root),
-        Err(errno) => Err(PathError::new(root, errno)),
-    }
 }
 
 /// Finishes or undoes every interrupted commit whose stage no process has locked. With `workspace`,

@@ -2,11 +2,12 @@
 //! commit and removed after it. The commit area is on the filesystem of the workspace: in the stage
 //! if the stage is on that filesystem, too.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx, unlinkat};
-use stockade_files::object::{TreeObject, directory_beneath, to_os_str};
+use rustix::fs::{AtFlags, StatxFlags, statx, unlinkat};
+use stockade_files::object::{TreeObject, directory_beneath};
 use stockade_files::removal::{remove_tree, sweep_removals};
 use stockade_sys::Errno;
 
@@ -14,6 +15,7 @@ use super::commit::stage_path_error;
 use super::error::{PathContext, PathError};
 use super::journal::CommitAreaLocation;
 use super::stage_directory::{OpenStage, make_private};
+use super::state_files::{has_any, open_directory};
 
 pub(super) const COMMIT_AREA: &str = "depot";
 /// Directory of the commit area in the workspace; this name is protected everywhere.
@@ -39,9 +41,9 @@ impl CommitArea {
             let directory = make_private(stage.directory.as_fd(), COMMIT_AREA).at_path(path)?;
             return Ok(Self { area_directory: CommitAreaLocation::Stage, directory, links: true });
         }
-        let root = TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(workspace, 3).at_path(path)?).at_path(path)?;
-        let is_new = TreeObject::open_entry(workspace, to_os_str(WORKSPACE_AREA.as_bytes())).at_path(path)?.is_none();
-        stage.write_whole(BORROWED_MARKER, |out| serde_json::to_writer(out, &is_new).map_err(Into::into))?;
+        let root = TreeObject::duplicate(workspace).at_path(path)?;
+        let is_new = TreeObject::open_entry(workspace, OsStr::new(WORKSPACE_AREA)).at_path(path)?.is_none();
+        stage.write_whole(BORROWED_MARKER, &is_new)?;
         let shelter = make_shelter(workspace, is_new).at_path(&stage.workspace().join(WORKSPACE_AREA))?;
         let made = make_private(shelter.as_fd(), &workspace_area_name(stage));
         root.set_modified(root.modified_time()).at_path(stage.workspace())?;
@@ -72,12 +74,7 @@ fn make_shelter(workspace: BorrowedFd<'_>, is_new: bool) -> Result<OwnedFd, Errn
     if is_new {
         return make_private(workspace, WORKSPACE_AREA);
     }
-    openat(
-        workspace,
-        WORKSPACE_AREA,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
+    open_directory(workspace, WORKSPACE_AREA)
 }
 
 fn workspace_area_name(stage: &OpenStage) -> String {
@@ -92,23 +89,15 @@ pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Err
 
 /// Removes the commit area. Returns whether there was one.
 pub(super) fn clear_commit_areas(stage: &OpenStage) -> Result<bool, PathError> {
-    let mut cleared = false;
-    if TreeObject::open_entry(stage.directory.as_fd(), to_os_str(COMMIT_AREA.as_bytes()))
-        .at_path(Path::new(COMMIT_AREA))?
-        .is_some()
-    {
-        remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;
-        cleared = true;
-    }
-    let Some(borrowed) = stage.read_whole(BORROWED_MARKER)? else { return Ok(cleared) };
-    let is_ours = borrowed == b"true";
+    let area = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(COMMIT_AREA));
+    let has_area = area.at_path(Path::new(COMMIT_AREA))?.is_some();
+    remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;
+    let Some(is_ours) = stage.read_whole::<bool>(BORROWED_MARKER)? else { return Ok(has_area) };
     let workspace = stage.open_workspace().map_err(stage_path_error)?;
     let root = TreeObject::from_fd(workspace).at_path(stage.workspace())?;
     let path = stage.workspace().join(WORKSPACE_AREA);
-    if let Some(shelter) = TreeObject::open_entry(root.fd.as_fd(), to_os_str(WORKSPACE_AREA.as_bytes()))
-        .at_path(&path)?
-        .filter(TreeObject::is_directory)
-    {
+    let shelter = TreeObject::open_entry(root.fd.as_fd(), OsStr::new(WORKSPACE_AREA)).at_path(&path)?;
+    if let Some(shelter) = shelter.filter(TreeObject::is_directory) {
         remove_tree(shelter.fd.as_fd(), workspace_area_name(stage).as_bytes())?;
         sweep_removals(shelter.fd.as_fd())?;
         if is_ours {
@@ -128,7 +117,5 @@ pub(super) fn clear_commit_areas(stage: &OpenStage) -> Result<bool, PathError> {
 
 /// Returns whether a commit left a commit area.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [COMMIT_AREA, BORROWED_MARKER]
-        .iter()
-        .any(|name| matches!(TreeObject::open_entry(directory, to_os_str(name.as_bytes())), Ok(Some(_))))
+    has_any(directory, &[COMMIT_AREA, BORROWED_MARKER])
 }

@@ -19,21 +19,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::File;
-use std::io::{BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
-use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, list_entry_names, same_content, to_os_str};
+use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, same_content};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::change::{ChangeKind, StageChange};
+use super::digest::{digest_bytes, digest_file};
 use super::error::{PathContext, PathError, StageError};
 use super::stage_directory::OpenStage;
+use super::state_files::{LIST_LIMITS, LineWriter, read_lines};
 
 const NOTES_FILE: &str = "touched";
 /// Size limit of files that are digested before their first change, because the writer waits
@@ -94,7 +92,7 @@ pub struct BaselineRecorder {
     workspace: OwnedFd,
     root: PathBuf,
     seen: HashSet<PathBuf>,
-    out: BufWriter<File>,
+    out: LineWriter,
 }
 
 impl BaselineRecorder {
@@ -104,15 +102,8 @@ impl BaselineRecorder {
     /// [`StageError`] if the workspace or the notes cannot be opened.
     pub fn new(stage: &OpenStage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file =
-            openat(&stage.directory, NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(NOTES_FILE))?;
-        Ok(Self {
-            workspace,
-            root: stage.workspace().to_owned(),
-            seen: HashSet::new(),
-            out: BufWriter::new(File::from(file)),
-        })
+        let out = LineWriter::open(stage.directory.as_fd(), NOTES_FILE, LIST_LIMITS).at_path(Path::new(NOTES_FILE))?;
+        Ok(Self { workspace, root: stage.workspace().to_owned(), seen: HashSet::new(), out })
     }
 
     /// Notes the object at the absolute `path`; call it before the object is changed. Ignores paths
@@ -126,10 +117,7 @@ impl BaselineRecorder {
             return Ok(());
         }
         let note = note_object(self.workspace.as_fd(), path).at_path(path)?;
-        serde_json::to_writer(&mut self.out, &note).map_err(std::io::Error::from).at_path(path)?;
-        self.out.write_all(b"\n").at_path(path)?;
-        // The process may be killed, but its notes must not be lost.
-        self.out.flush().at_path(path)?;
+        self.out.append_line(&note).at_path(path)?;
         self.seen.insert(path.to_owned());
         Ok(())
     }
@@ -147,24 +135,14 @@ fn note_object(workspace: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<Bas
 
 /// Returns the digest of an object's content; `None` if it is too large or unreadable.
 fn digest_content(object: &TreeObject) -> Result<Option<String>, Errno> {
-    let mut state = Sha256::new();
     match object.kind() {
-        ObjectKind::Link => state.update(object.link_text()?),
+        ObjectKind::Link => Ok(Some(digest_bytes(&object.link_text()?))),
         ObjectKind::File if object.size() <= MAX_DIGEST_BYTES => {
             let Ok(file) = object.open_file() else { return Ok(None) };
-            let mut file = file.take(MAX_DIGEST_BYTES + 1);
-            let mut block = vec![0; 64 * 1024];
-            loop {
-                match file.read(&mut block) {
-                    Ok(0) => break,
-                    Ok(length) => state.update(&block[..length]),
-                    Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
-                }
-            }
+            digest_file(file, MAX_DIGEST_BYTES).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
         }
-        _ => return Ok(None),
+        _ => Ok(None),
     }
-    Ok(Some(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
 /// Conflict check of one stage.
@@ -177,18 +155,12 @@ impl ConflictCheck {
     /// Reads the notes of the baseline recorder. Ignores an incomplete last line, because its
     /// change was never made.
     pub fn new(stage: &OpenStage) -> Result<Self, PathError> {
-        let text = stage.read_whole(NOTES_FILE)?.unwrap_or_default();
         let mut notes = HashMap::new();
-        let lines: Vec<&[u8]> = text.split(|b| *b == b'\n').collect();
-        for (at, line) in lines.iter().enumerate() {
-            match serde_json::from_slice::<BaselineNote>(line) {
-                Ok(note) => {
-                    notes.entry(note.path.as_path().to_owned()).or_insert(note);
-                }
-                Err(_) if at + 1 == lines.len() => {}
-                Err(e) => return Err(PathError::from_reason(Path::new(NOTES_FILE), &e.to_string())),
-            }
-        }
+        read_lines(stage.directory.as_fd(), NOTES_FILE, |note: Result<BaselineNote, _>| {
+            let note = note?;
+            notes.entry(note.path.as_path().to_owned()).or_insert(note);
+            Ok(())
+        })?;
         Ok(Self { began: stage.meta.compared.unwrap_or(stage.meta.began), notes })
     }
 
@@ -250,11 +222,10 @@ impl ConflictCheck {
         if depth > MAX_DEPTH {
             return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
-        for name in list_entry_names(present.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
-            if let Some(inner) = TreeObject::open_entry(present.fd.as_fd(), to_os_str(&name)).at_path(&path)?
-                && let Some(found) = self.content_conflict(&path, &inner, inner.is_directory(), depth + 1)?
-            {
+        for (name, inner) in present.entries().at_path(path)? {
+            let path = path.join(name);
+            let inner = inner.at_path(&path)?;
+            if let Some(found) = self.content_conflict(&path, &inner, inner.is_directory(), depth + 1)? {
                 return Ok(Some(found));
             }
         }

@@ -5,13 +5,15 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, renameat, statat};
+use rustix::fs::renameat;
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 use stockade_model::RawText;
+use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
 use super::stage_directory::OpenStage;
+use super::state_files::has_any;
 
 const JOURNAL_FILE: &str = "journal";
 const DONE_FILE: &str = "journal-done";
@@ -76,25 +78,14 @@ impl CommitStep {
     }
 }
 
-/// Progress of a commit.
-#[derive(Debug)]
-pub(super) enum CommitState {
-    /// No commit, or one that was not decided yet.
-    Nothing,
-    /// The commit was decided.
-    Decided(StageJournal),
-    /// All steps are done and durable.
-    Done(StageJournal),
-}
-
 /// Returns whether a commit was interrupted in the stage in `directory`.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [JOURNAL_FILE, DONE_FILE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    has_any(directory, &[JOURNAL_FILE, DONE_FILE])
 }
 
 /// Records the decision durably.
 pub(super) fn record_decision(stage: &OpenStage, journal: &StageJournal) -> Result<(), PathError> {
-    stage.write_whole(JOURNAL_FILE, |out| serde_json::to_writer(out, journal).map_err(Into::into))
+    stage.write_whole(JOURNAL_FILE, journal)
 }
 
 /// Records durably that all steps are done.
@@ -103,34 +94,32 @@ pub(super) fn mark_done(stage: &OpenStage) -> Result<(), PathError> {
     rustix::fs::fsync(&stage.directory).at_path(Path::new(JOURNAL_FILE))
 }
 
+/// Takes the record of [`mark_done`] back durably, before the commit is undone.
+pub(super) fn unmark_done(stage: &OpenStage) -> Result<(), PathError> {
+    match renameat(&stage.directory, DONE_FILE, &stage.directory, JOURNAL_FILE) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other.and_then(|()| rustix::fs::fsync(&stage.directory)).at_path(Path::new(DONE_FILE)),
+    }
+}
+
 /// Removes the journal, after all work is done.
 pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
     stage.remove_file(JOURNAL_FILE)?;
     stage.remove_file(DONE_FILE)
 }
 
-pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
-    let parse = |text: Vec<u8>| {
-        serde_json::from_slice::<StageJournal>(&text)
-            .map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
-    };
-    if let Some(text) = stage.read_whole(DONE_FILE)? {
-        return Ok(CommitState::Done(parse(text)?));
-    }
-    match stage.read_whole(JOURNAL_FILE)? {
-        Some(text) => Ok(CommitState::Decided(parse(text)?)),
-        None => Ok(CommitState::Nothing),
+/// Returns the decided commit, and whether all its steps are done and durable. `None` if there is
+/// none, or one that was not decided yet.
+pub(super) fn read_state(stage: &OpenStage) -> Result<Option<(StageJournal, bool)>, PathError> {
+    match stage.read_whole(DONE_FILE)? {
+        Some(journal) => Ok(Some((journal, true))),
+        None => Ok(stage.read_whole(JOURNAL_FILE)?.map(|journal| (journal, false))),
     }
 }
 
 /// Reads the settled paths.
 pub(super) fn read_settled(stage: &OpenStage) -> Result<Vec<RawText>, PathError> {
-    match stage.read_whole(SETTLED_FILE)? {
-        None => Ok(Vec::new()),
-        Some(text) => {
-            serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string()))
-        }
-    }
+    Ok(stage.read_whole(SETTLED_FILE)?.unwrap_or_default())
 }
 
 /// Adds paths to the settled paths.
@@ -139,5 +128,5 @@ pub(super) fn add_settled(stage: &OpenStage, more: &[RawText]) -> Result<(), Pat
     all.extend_from_slice(more);
     all.sort_unstable();
     all.dedup();
-    stage.write_whole(SETTLED_FILE, |out| serde_json::to_writer(out, &all).map_err(Into::into))
+    stage.write_whole(SETTLED_FILE, &all)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 use stockade_model::RawText;
 
-use super::build::{ObjectBuilder, later_time, settings_of};
+use super::build::{BuildProgress, ObjectBuilder, settings_of};
 use super::change::{ChangeKind, StageChange, StageChanges};
 use super::commit_area::CommitArea;
 use super::error::{PathContext, PathError};
@@ -28,9 +28,17 @@ pub(super) fn prepare_steps(
     watch: &mut dyn CommitObserver,
 ) -> Result<Vec<CommitStep>, PathError> {
     let target_paths = with_new_parents(&chosen.changes, all);
-    let trees = (upper.as_fd(), lower.as_fd(), area.directory.as_fd());
-    let mut builder =
-        ObjectBuilder::new(trees, (area.links, chosen.are_all(all)), &target_paths, &all.unchanged_names, watch);
+    let mut builder = ObjectBuilder {
+        upper: upper.as_fd(),
+        workspace: lower.as_fd(),
+        commit_area: area.directory.as_fd(),
+        links: area.links,
+        is_whole: chosen.are_all(all),
+        target_paths: &target_paths,
+        unchanged_names: &all.unchanged_names,
+        watch,
+        progress: BuildProgress::default(),
+    };
     let mut plan = StepPlan::new(lower);
     let hows: BTreeMap<&Path, &StageChange> = all.list.iter().map(|change| (change.path.as_path(), change)).collect();
     for path in &target_paths {
@@ -83,7 +91,7 @@ impl<'a> StepPlan<'a> {
         let present = self.open_present(&change.path)?;
         // The time of a directory changes with its entries, in both trees.
         let modified =
-            if change.is_incidental { later_time(staged.modified, present.modified_time()) } else { staged.modified };
+            if change.is_incidental { staged.modified.max(present.modified_time()) } else { staged.modified };
         let before = ObjectMetadata {
             attributes: Some(present.read_attributes().at_path(&change.path)?),
             ..settings_of(&present)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use stockade_files::object::{ObjectKind, TreeObject, list_entry_names, to_os_str};
+use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_model::DeniedOperation;
 use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
 use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict, creates_name};
@@ -231,13 +231,13 @@ impl<'a> CommitGuard<'a> {
         if depth > MAX_DEPTH {
             return Err(PathError::from_reason(path, "it is nested too deeply to be examined"));
         }
-        for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
+        for (name, inner) in directory.entries().at_path(path)? {
+            let path = path.join(name);
             if let Some(why) = self.protection_reason(DeniedOperation::Remove, &path) {
                 return Ok(Some(why));
             }
-            let inner = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)?;
-            if let Some(inner) = inner.filter(TreeObject::is_directory)
+            let inner = inner.at_path(&path)?;
+            if inner.is_directory()
                 && let Some(why) = self.protects_beneath(&path, &inner, depth + 1)?
             {
                 return Ok(Some(why));

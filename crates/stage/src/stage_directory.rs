@@ -15,7 +15,6 @@
 //! The lock is flock(2), so the kernel releases it when the process ends.
 
 use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -26,22 +25,24 @@ use rustix::fs::{
     renameat, syncfs, unlinkat,
 };
 use rustix::time::{ClockId, clock_gettime};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, to_os_str};
+use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, random_bytes};
 use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 use stockade_model::mountinfo;
 use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError, StageError};
+use super::state_files::{
+    Durability, MAX_LIST_BYTES, open_directory, open_workspace, parse_json, read_file, write_json,
+};
 
 pub(super) const META_FILE: &str = "meta.json";
 pub(super) const UPPER_DIRECTORY: &str = "upper";
 pub(super) const WORK_DIRECTORY: &str = "work";
 /// Largest record of a stage that is read, in bytes.
 const MAX_META_BYTES: u64 = 1 << 20;
-/// Largest list file of a stage that is read, in bytes.
-const MAX_LIST_BYTES: u64 = 1 << 30;
 /// Attribute that is set and removed to check whether the filesystem keeps attributes.
 const PROBE_ATTRIBUTE: &str = "user.stockade.probe";
 /// Time-out for the lock of a stage.
@@ -129,10 +130,7 @@ impl StageDirectory {
     /// other users.
     pub fn open(path: &Path) -> Result<Self, StageError> {
         let directory_failed = |errno| StageError::Directory(PathError::new(path, errno));
-        match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(directory_failed(errno)),
-        }
+        make_where_missing(CWD, path, Mode::RWXU).map_err(directory_failed)?;
         let directory = openat2(
             CWD,
             path,
@@ -194,12 +192,13 @@ impl StageDirectory {
         lock_directory(directory.as_fd()).at_path(&path)?;
         mkdirat(&directory, WORK_DIRECTORY, Mode::RWXU).at_path(&path)?;
         mkdirat(&directory, UPPER_DIRECTORY, Mode::RWXU).at_path(&path)?;
-        let upper = TreeObject::open_entry(directory.as_fd(), to_os_str(UPPER_DIRECTORY.as_bytes())).at_path(&path)?;
-        let upper = upper.ok_or_else(|| PathError::new(&path, Errno::NOENT))?;
+        let upper = TreeObject::require_entry(&directory, UPPER_DIRECTORY).at_path(&path)?;
         mirror_metadata(workspace, &upper).at_path(workspace_path(&meta))?;
         let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at_path(&path)?;
         let stage = OpenStage { meta, directory, path, stages };
-        stage.make_meta()?;
+        // After a power failure it is not needed.
+        let written = write_json(&stage.directory, META_FILE, &stage.meta, Durability::Unflushed);
+        written.at_path(Path::new(META_FILE))?;
         // From here on, every change of the workspace has a later time than the stage. The clock of
         // file times moves in ticks, so the call waits for the next tick.
         wait_until_past(stage.meta.began);
@@ -227,33 +226,29 @@ impl StageDirectory {
     /// # Errors
     /// [`StageError::Place`] if the directory cannot be read.
     pub fn list_stages(&self) -> Result<Vec<StageListEntry>, StageError> {
-        let ids = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
-        let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
-        let mut found: Vec<StageListEntry> = ids.take(MAX_STAGES).filter_map(|id| self.read_list_entry(id)).collect();
+        let mut found: Vec<StageListEntry> = self.list_ids()?.filter_map(|id| self.read_list_entry(id)).collect();
         found.sort_by_key(|listed| std::cmp::Reverse(listed.meta.as_ref().map_or(0, |meta| meta.created_ms)));
         Ok(found)
     }
 
+    fn list_ids(&self) -> Result<impl Iterator<Item = StageId>, StageError> {
+        let names = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
+        Ok(names.into_iter().filter_map(|name| String::from_utf8(name).ok()?.parse().ok()).take(MAX_STAGES))
+    }
+
     /// Lists the stages with remains of a commit, even if another process has locked them.
     pub(super) fn list_unfinished(&self) -> Result<Vec<StageId>, StageError> {
-        let ids = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
-        let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
         let has_leftovers = |id: &StageId| {
-            let Ok(directory) = open_directory(self.directory.as_fd(), id.as_str()) else { return false };
-            let directory = directory.as_fd();
-            super::journal::is_there(directory)
-                || super::commit_area::is_there(directory)
-                || super::backup_tree::is_there(directory)
+            let Ok(directory) = open_directory(&self.directory, id.as_str()) else { return false };
+            is_cut_off(directory.as_fd()) || super::commit_area::is_there(directory.as_fd())
         };
-        Ok(ids.take(MAX_STAGES).filter(has_leftovers).collect())
+        Ok(self.list_ids()?.filter(has_leftovers).collect())
     }
 
     fn read_list_entry(&self, id: StageId) -> Option<StageListEntry> {
-        let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
+        let directory = open_directory(&self.directory, id.as_str()).ok()?;
         let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
-        let finds_leftovers =
-            || super::journal::is_there(directory.as_fd()) || super::backup_tree::is_there(directory.as_fd());
-        let cut_off = !busy && finds_leftovers();
+        let cut_off = !busy && is_cut_off(directory.as_fd());
         Some(StageListEntry { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
     }
 
@@ -262,11 +257,7 @@ impl StageDirectory {
     /// # Errors
     /// [`StageError::Absent`], [`StageError::Damaged`].
     pub fn open_for_reading(&self, id: &StageId) -> Result<OpenStage, StageError> {
-        let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
-            Ok(directory) => directory,
-            Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
-            Err(errno) => return Err(self.directory_error(errno)),
-        };
+        let directory = self.open_stage_directory(id)?;
         let meta = read_meta(directory.as_fd(), id)
             .map_err(|why| StageError::Damaged { id: id.clone(), why: why.to_string() })?;
         let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).map_err(|e| self.directory_error(e))?;
@@ -292,11 +283,7 @@ impl StageDirectory {
     /// # Errors
     /// As [`open_for_changes`](Self::open_for_changes).
     pub fn remove_damaged(&self, id: &StageId) -> Result<(), StageError> {
-        let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
-            Ok(directory) => directory,
-            Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
-            Err(errno) => return Err(self.directory_error(errno)),
-        };
+        let directory = self.open_stage_directory(id)?;
         lock_directory(directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
         remove(self.directory.as_fd(), id).map_err(StageError::Directory)
     }
@@ -305,6 +292,13 @@ impl StageDirectory {
     pub fn remove_leftovers(&self) {
         // The next call repeats a failed removal.
         let _ = sweep_removals(self.directory.as_fd());
+    }
+
+    fn open_stage_directory(&self, id: &StageId) -> Result<OwnedFd, StageError> {
+        open_directory(&self.directory, id.as_str()).map_err(|errno| match errno {
+            Errno::NOENT => StageError::Absent(id.clone()),
+            errno => self.directory_error(errno),
+        })
     }
 
     fn directory_error(&self, errno: Errno) -> StageError {
@@ -387,16 +381,7 @@ impl OpenStage {
     }
 
     fn write_meta(&self) -> Result<(), PathError> {
-        self.write_whole(META_FILE, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
-    }
-
-    /// Writes the first record, without a flush: after a power failure it is not needed.
-    fn make_meta(&self) -> Result<(), PathError> {
-        let path = Path::new(META_FILE);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.directory, META_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(path)?);
-        let text = serde_json::to_vec(&self.meta).map_err(std::io::Error::from).at_path(path)?;
-        file.write_all(&text).at_path(path)
+        self.write_whole(META_FILE, &self.meta)
     }
 
     /// Checks that the filesystem keeps extended attributes, because overlays and backup trees use
@@ -412,26 +397,14 @@ impl OpenStage {
     }
 
     /// Writes a file of the stage atomically and durably.
-    pub(super) fn write_whole(
-        &self,
-        name: &str,
-        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-    ) -> Result<(), PathError> {
-        let path = Path::new(name);
-        let partial = format!("{name}.partial");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, &partial, flags, Mode::RUSR | Mode::WUSR).at_path(path)?;
-        let mut out = std::io::BufWriter::new(File::from(file));
-        write(&mut out).at_path(path)?;
-        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).at_path(path)?;
-        fsync(&file).at_path(path)?;
-        renameat(&self.directory, &partial, &self.directory, name).at_path(path)?;
-        fsync(&self.directory).at_path(path)
+    pub(super) fn write_whole(&self, name: &str, content: &impl Serialize) -> Result<(), PathError> {
+        write_json(&self.directory, name, content, Durability::Flushed).at_path(Path::new(name))
     }
 
     /// Reads a file of the stage; `None` if it does not exist.
-    pub(super) fn read_whole(&self, name: &str) -> Result<Option<Vec<u8>>, PathError> {
-        read_file(self.directory.as_fd(), name, MAX_LIST_BYTES)
+    pub(super) fn read_whole<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, PathError> {
+        let text = read_file(&self.directory, name, MAX_LIST_BYTES)?;
+        text.map(|text| parse_json(name, &text)).transpose()
     }
 
     pub(super) fn remove_file(&self, name: &str) -> Result<(), PathError> {
@@ -446,15 +419,9 @@ fn workspace_path(meta: &StageMeta) -> &Path {
     meta.workspace.as_path()
 }
 
-fn open_workspace(path: &Path) -> Result<OwnedFd, PathError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS).at_path(path)
-}
-
-/// Opens a directory so that it can be locked and flushed.
-fn open_directory(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(parent, name, flags, Mode::empty())
+/// Returns whether a commit, or a run without an overlay, was interrupted.
+fn is_cut_off(directory: BorrowedFd<'_>) -> bool {
+    super::journal::is_there(directory) || super::backup_tree::is_there(directory)
 }
 
 fn lock_directory(directory: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -471,38 +438,16 @@ fn read_meta(directory: BorrowedFd<'_>, id: &StageId) -> Result<StageMeta, PathE
     let path = Path::new(META_FILE);
     let text = read_file(directory, META_FILE, MAX_META_BYTES)?
         .ok_or_else(|| PathError::from_reason(path, "it is not there"))?;
-    let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::from_reason(path, &e.to_string()))?;
+    let meta: StageMeta = parse_json(META_FILE, &text)?;
     if &meta.id == id { Ok(meta) } else { Err(PathError::from_reason(path, "it belongs to another stage")) }
-}
-
-fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<Option<Vec<u8>>, PathError> {
-    let path = Path::new(name);
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match openat(directory, name, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        Err(Errno::NOENT) => return Ok(None),
-        Err(errno) => return Err(PathError::new(path, errno)),
-    };
-    let mut text = Vec::new();
-    file.take(limit_bytes + 1).read_to_end(&mut text).at_path(path)?;
-    if text.len() as u64 > limit_bytes {
-        return Err(PathError::from_reason(path, "it is too large"));
-    }
-    Ok(Some(text))
 }
 
 /// Copies owner, mode, times and attributes of the workspace: the overlay's root shows those of its
 /// upper directory.
 fn mirror_metadata(workspace: &TreeObject, upper: &TreeObject) -> Result<(), Errno> {
-    for (name, value) in workspace.read_attributes()? {
-        upper.set_attribute(name.as_bytes(), value.as_bytes())?;
-    }
-    let (user, group) = (workspace.stat.st_uid, workspace.stat.st_gid);
-    if (user, group) != (upper.stat.st_uid, upper.stat.st_gid) {
-        let ids = (rustix::fs::Uid::from_raw(user), rustix::fs::Gid::from_raw(group));
-        // An ordinary user cannot change the owner of a file; the root then belongs to that user.
-        let _ = rustix::fs::chownat(&upper.fd, c"", Some(ids.0), Some(ids.1), AtFlags::EMPTY_PATH);
-    }
+    upper.replace_attributes(&workspace.read_attributes()?)?;
+    // An ordinary user cannot change the owner of a file; the root then belongs to that user.
+    let _ = upper.set_owner(workspace.owner());
     upper.set_mode(workspace.mode())?;
     upper.set_modified(workspace.modified_time())
 }
@@ -532,15 +477,6 @@ pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd
 /// Returns the boot id of the machine (random(4)).
 fn read_boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
-}
-
-fn random_bytes() -> Result<[u8; 16], Errno> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
 }
 
 fn created_ms() -> u64 {

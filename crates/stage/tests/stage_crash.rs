@@ -43,6 +43,22 @@ impl CommitObserver for Killer {
     }
 }
 
+/// Fails when a commit is done, and ends the process while that commit is undone.
+struct UndoKiller {
+    killer: Killer,
+    is_undone: bool,
+}
+
+impl CommitObserver for UndoKiller {
+    fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
+        if self.is_undone {
+            return self.killer.on_point(point);
+        }
+        self.is_undone = point == CommitPoint::Done;
+        if self.is_undone { Err(Errno::IO) } else { Ok(()) }
+    }
+}
+
 /// Fails at a point as a full disk does.
 struct Filler {
     remaining: usize,
@@ -120,6 +136,11 @@ fn victim() {
     let stage = scene.stages().open_for_changes(&id).unwrap();
     match std::env::var("WHAT").unwrap().as_str() {
         "commit" => drop(stage.commit_changes(&CommitRequest::default(), &mut killer).unwrap()),
+        "undo" => {
+            let mut killer = UndoKiller { killer, is_undone: false };
+            let result = stage.commit_changes(&CommitRequest::default(), &mut killer);
+            assert!(matches!(result, Err(StageCommitError::Undone(_))), "{result:?}");
+        }
         _ => drop(stage.recover_commit(&mut killer).unwrap()),
     }
 }
@@ -187,6 +208,24 @@ fn a_killed_recovery_can_be_recovered_from() {
         recover_all(&ends.scene.stages(), None).unwrap();
         ends.assert_clean("twice killed");
         assert_eq!(ends.end("twice killed"), "new");
+    }
+}
+
+/// The failure is behind the mark that all steps are done, as that of an fsync is.
+#[test]
+fn a_killed_undo_of_a_done_commit_leaves_the_old_tree_or_the_new_one() {
+    let ends = Ends::new(false);
+    for point in 0.. {
+        let id = ends.restage();
+        let was_killed = killed(&ends.scene, &id, "undo", point);
+        recover_all(&ends.scene.stages(), None).unwrap();
+        let what = format!("killed at point {point} of the undo");
+        ends.assert_clean(&what);
+        let end = ends.end(&what);
+        if !was_killed {
+            assert!(point > 5 && end == "old", "{what}: {end}");
+            break;
+        }
     }
 }
 

@@ -6,11 +6,9 @@
 //! are not synced at the end of a run either.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use rusqlite::Connection;
 
 use crate::database::{self, StoreOpenError};
+use crate::sql::Database;
 use crate::sql::anchor::{SCHEMA, prepare_connection};
 
 /// Most logs with an anchor; the anchors that were recorded longest ago are dropped.
@@ -38,7 +36,7 @@ pub struct AnchorRecord {
 /// Open file of anchors. Threads share it by reference.
 #[derive(Debug)]
 pub struct AnchorStore {
-    database: Mutex<Connection>,
+    pub(crate) database: Database,
 }
 
 impl AnchorStore {
@@ -48,14 +46,10 @@ impl AnchorStore {
     /// [`StoreOpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
-        let connection = database::open_database(path, &SCHEMA)?;
+        let database = database::open_database(path, &SCHEMA)?;
         let failed = |source| StoreOpenError::Database { path: path.to_owned(), source };
-        prepare_connection(&connection).map_err(failed)?;
-        Ok(Self { database: Mutex::new(connection) })
-    }
-
-    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+        prepare_connection(&database.lock()).map_err(failed)?;
+        Ok(Self { database })
     }
 }
 

@@ -3,11 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use rusqlite::Connection;
 use stockade_model::RawText;
 
 use crate::database_path::{self, StoreFileError};
-use crate::sql::{self, DatabaseSchema, SqlError};
+use crate::sql::{self, Database, DatabaseSchema};
 
 /// Time-out for another process's write, in milliseconds. Fifty processes that start at the same
 /// time on a busy machine finish their writes within it.
@@ -97,42 +96,25 @@ fn display_path(path: &Path) -> String {
     RawText::from(path).to_escaped()
 }
 
-impl From<SqlError> for StoreError {
-    fn from(error: SqlError) -> Self {
-        match error {
-            SqlError::Busy => Self::Busy,
-            SqlError::Full => Self::Full,
-            SqlError::Corrupt(why) => Self::Corrupt(why),
-            SqlError::Foreign => Self::Corrupt("it is a database of another program".into()),
-            SqlError::Newer { found, known } => {
-                Self::Corrupt(format!("schema version {found}, where {known} is known"))
-            }
-            SqlError::Duplicate => Self::Other("the id is taken".into()),
-            SqlError::Other(source) => Self::Other(source),
-        }
-    }
-}
-
-fn open_error(path: &Path, error: SqlError) -> StoreOpenError {
+/// Adds a path to the error of a database.
+pub(crate) fn open_error(path: &Path, source: StoreError) -> StoreOpenError {
     let path = path.to_owned();
-    match error {
-        SqlError::Corrupt(why) => StoreOpenError::Corrupt { path, why },
-        SqlError::Foreign => StoreOpenError::Foreign { path },
-        SqlError::Newer { found, known } => StoreOpenError::Newer { path, found, known },
-        other => StoreOpenError::Database { path, source: other.into() },
+    match source {
+        StoreError::Corrupt(why) => StoreOpenError::Corrupt { path, why },
+        source => StoreOpenError::Database { path, source },
     }
 }
 
 /// Opens the database at `path`, and creates it if it does not exist. Its directory gets mode 0700
 /// and must contain no files of other users.
-pub(crate) fn open_database(path: &Path, schema: &DatabaseSchema) -> Result<Connection, StoreOpenError> {
+pub(crate) fn open_database(path: &Path, schema: &DatabaseSchema) -> Result<Database, StoreOpenError> {
     let path = &database_path::private_directory(path)?;
     match database_path::private_file(path)? {
         Some(0) => return Err(StoreOpenError::Corrupt { path: path.clone(), why: "it is empty".into() }),
         Some(_) => {}
         None => create_database(path, schema)?,
     }
-    sql::open_connection(path, schema).map_err(|e| open_error(path, e))
+    Ok(Database::new(sql::open_connection(path, schema)?))
 }
 
 /// Creates a complete store under another name, then renames it. So a store always has its schema,

@@ -47,29 +47,54 @@ pub(crate) fn create_locked(
 
 fn lock_in(directory: &Path) -> Result<File, StoreFileError> {
     let lock = new_file(&directory.join(LOCK_FILE_NAME)).map_err(system_error("create", directory))?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|e| system_error("lock", directory)(e.into()))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(system_error("lock", directory))?;
     Ok(lock)
 }
 
-/// Returns whether a process holds the lock of this directory.
-pub(crate) fn is_held(directory: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(lock) = rustix::fs::open(directory.join(LOCK_FILE_NAME), flags, Mode::empty()) else { return false };
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+/// Directory of a process, named by its id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveDirectory<Id> {
+    pub(crate) id: Id,
+    pub(crate) path: PathBuf,
 }
 
-/// Returns the directories in `root` whose name is an id, in no order.
-pub(crate) fn list_directories<Id: FromStr>(
-    root: &Path,
-) -> Result<impl Iterator<Item = (Id, PathBuf)>, StoreFileError> {
-    let entries = match fs::read_dir(root) {
-        Ok(entries) => Some(entries),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => return Err(system_error("read", root)(e)),
-    };
-    let named = |entry: fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()));
-    Ok(entries.into_iter().flatten().flatten().filter_map(named))
+impl<Id: FromStr> LiveDirectory<Id> {
+    /// Returns its id.
+    pub fn id(&self) -> &Id {
+        &self.id
+    }
+
+    /// Returns its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns whether its supervisor is running: a process holds its lock.
+    pub fn is_supervised(&self) -> bool {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(self.path.join(LOCK_FILE_NAME), flags, Mode::empty());
+        lock.is_ok_and(|lock| rustix::fs::flock(lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+    }
+
+    /// Removes it with its content.
+    ///
+    /// # Errors
+    /// [`StoreFileError`] if it cannot be removed.
+    pub fn remove(&self) -> Result<(), StoreFileError> {
+        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
+    }
+
+    /// Returns the directories in `root` whose name is an id, in no order.
+    pub(crate) fn list_in(root: &Path) -> Result<Vec<Self>, StoreFileError> {
+        let entries = match fs::read_dir(root) {
+            Ok(entries) => Some(entries),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(system_error("read", root)(e)),
+        };
+        let named =
+            |entry: fs::DirEntry| Some(Self { id: entry.file_name().to_str()?.parse().ok()?, path: entry.path() });
+        Ok(entries.into_iter().flatten().flatten().filter_map(named).collect())
+    }
 }
 
 /// Returns the content of a file in the directory, if it can be read.
@@ -82,7 +107,7 @@ pub(crate) fn read_json<T: for<'a> Deserialize<'a>>(directory: &Path, name: &str
 /// Writes a file in the directory atomically.
 pub(crate) fn write_json(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), StoreFileError> {
     let (path, unfinished) = (directory.join(name), directory.join(format!("{name}.partial")));
-    let text = serde_json::to_vec(value).map_err(|e| system_error("write", &path)(e.into()))?;
+    let text = serde_json::to_vec(value).map_err(system_error("write", &path))?;
     new_file(&unfinished).and_then(|mut file| file.write_all(&text)).map_err(system_error("write", &unfinished))?;
     put_in_place(&unfinished, &path)
 }

@@ -12,17 +12,16 @@
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rustix::fs::FlockOperation;
 use serde::Serialize;
 use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
 
 use crate::database::{self, StoreError, StoreOpenError};
-use crate::database_path::{self, LockMode, StoreFileError, system_error};
-use crate::live_directories;
-use crate::sql::SqlError;
+use crate::database_path::{self, StoreFileError, system_error};
+use crate::live_directories::LiveDirectory;
+use crate::sql::Database;
 use crate::sql::sandbox::SCHEMA;
 
 /// Most sandboxes that are not destroyed.
@@ -90,12 +89,6 @@ impl From<rusqlite::Error> for SandboxStoreError {
     }
 }
 
-impl From<SqlError> for SandboxStoreError {
-    fn from(error: SqlError) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Reason why a sandbox is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueReason {
@@ -109,7 +102,7 @@ pub enum DueReason {
 #[derive(Debug)]
 pub struct SandboxStore {
     root: PathBuf,
-    database: Mutex<Connection>,
+    pub(crate) database: Database,
 }
 
 /// Sandbox that this process holds exclusively, to make or destroy it.
@@ -188,9 +181,9 @@ impl SandboxStore {
     /// # Errors
     /// [`StoreOpenError`] if others than the caller can access the path, or the database cannot be used.
     pub fn open(root: &Path) -> Result<Self, StoreOpenError> {
-        let connection = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
+        let database = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
         let root = root.canonicalize().map_err(system_error("resolve", root))?;
-        Ok(Self { root, database: Mutex::new(connection) })
+        Ok(Self { root, database })
     }
 
     /// Begins a sandbox: it is recorded and locked before any part of it is made.
@@ -206,7 +199,7 @@ impl SandboxStore {
         spec.check_consistency()?;
         let path = self.root.join(id.as_str());
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(system_error("create", &path))?;
-        let begun = database_path::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone)
+        let begun = database_path::lock_with_mode(&path.join(LOCK_NAME), FlockOperation::NonBlockingLockExclusive)
             .map_err(SandboxStoreError::from)
             .and_then(|lock| {
                 let known = self.insert_record(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
@@ -229,7 +222,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed or the directory cannot be read.
     pub fn remove_strays(&self) -> Result<(), SandboxStoreError> {
-        for (id, path) in live_directories::list_directories::<SandboxId>(&self.root)? {
+        for LiveDirectory { id, path } in LiveDirectory::<SandboxId>::list_in(&self.root)? {
             let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
                 // With a clock that was set back, the age is unknown.
                 made.elapsed().is_ok_and(|age| age > RECORD_TIMEOUT)
@@ -279,7 +272,7 @@ impl SandboxStore {
     /// [`SandboxStoreError`] if it is not ready or another process holds it exclusively.
     pub fn begin_use(&self, id: &SandboxId, now_ms: u64) -> Result<SandboxLease, SandboxStoreError> {
         self.require_state(id, SandboxState::Ready)?;
-        let lock = self.lock_sandbox(id, LockMode::Shared)?;
+        let lock = self.lock_sandbox(id, FlockOperation::NonBlockingLockShared)?;
         // A process that destroys it first changes the state and then waits for the lock.
         let record = self.require_state(id, SandboxState::Ready)?;
         self.update_used_time(id, now_ms)?;
@@ -299,7 +292,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if it is still in use.
     pub fn claim_sandbox(&self, id: &SandboxId) -> Result<SandboxClaim, SandboxStoreError> {
-        let lock = self.lock_sandbox(id, LockMode::Alone)?;
+        let lock = self.lock_sandbox(id, FlockOperation::NonBlockingLockExclusive)?;
         Ok(SandboxClaim { id: id.clone(), path: self.sandbox_directory(id), _lock: lock })
     }
 
@@ -310,7 +303,8 @@ impl SandboxStore {
     /// [`SandboxStoreError`] if its lock cannot be examined.
     pub fn begin_end(&self, id: &SandboxId) -> Result<Option<DestroyGuard>, SandboxStoreError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(None) };
-        Ok(database_path::try_hold(&lock, LockMode::Shared)?.map(|lock| DestroyGuard { _lock: lock }))
+        Ok(database_path::try_hold(&lock, FlockOperation::NonBlockingLockShared)?
+            .map(|lock| DestroyGuard { _lock: lock }))
     }
 
     /// Closes a sandbox whose directory is empty except for its lock.
@@ -381,7 +375,7 @@ impl SandboxStore {
     }
 
     /// Locks a sandbox. If an interrupted removal deleted its directory, it is created again.
-    fn lock_sandbox(&self, id: &SandboxId, hold: LockMode) -> Result<File, SandboxStoreError> {
+    fn lock_sandbox(&self, id: &SandboxId, hold: FlockOperation) -> Result<File, SandboxStoreError> {
         let path = self.sandbox_directory(id);
         if self.find_sandbox(id)?.is_none_or(|record| record.state == SandboxState::Destroyed) {
             return Err(self.state_error(id)?);
@@ -402,7 +396,7 @@ impl SandboxStore {
     /// Returns whether a process uses it.
     fn is_held(&self, id: &SandboxId) -> Result<bool, SandboxStoreError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(false) };
-        Ok(database_path::try_hold(&lock, LockMode::Alone)?.is_none())
+        Ok(database_path::try_hold(&lock, FlockOperation::NonBlockingLockExclusive)?.is_none())
     }
 
     /// Returns the file of its lock, if it exists.
@@ -428,11 +422,6 @@ impl SandboxStore {
             Some(SandboxRecord { id, state, why, .. }) => SandboxStoreError::State { id, state, why },
             None => SandboxStoreError::Unknown(id.clone()),
         })
-    }
-
-    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
-        // A panic elsewhere rolled its transaction back.
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,14 +4,14 @@
 //!
 //! This module does not know on purpose the commands of a session, its protocol, or the time.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, SessionId};
 
-use crate::database_path::{StoreFileError, private_directory, system_error};
-use crate::live_directories;
+use crate::database_path::{StoreFileError, private_directory};
+use crate::live_directories::{self, LiveDirectory};
 
 const DESCRIPTION_FILE: &str = "session.json";
 
@@ -37,11 +37,7 @@ pub struct SessionStore {
 }
 
 /// Session of a user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WarmSession {
-    id: SessionId,
-    path: PathBuf,
-}
+pub type WarmSession = LiveDirectory<SessionId>;
 
 /// Session that this process supervises. Its directory is removed when it is [closed](Self::close);
 /// a directory that was not removed belongs to a killed supervisor.
@@ -74,7 +70,7 @@ impl SessionStore {
     /// [`SessionBeginError`] if the name is in use, or its directory cannot be created.
     pub fn begin_session(&self, about: &SessionDescription) -> Result<SupervisedSession, SessionBeginError> {
         let path = private_directory(&self.root.join(about.id.as_str()))?;
-        for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_open()) {
+        for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_supervised()) {
             lost.remove()?;
         }
         if path.exists() {
@@ -91,7 +87,7 @@ impl SessionStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
-        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
+        WarmSession::list_in(&self.root)
     }
 
     /// Returns the session with this id.
@@ -104,32 +100,9 @@ impl SessionStore {
 }
 
 impl WarmSession {
-    /// Returns its id.
-    pub fn id(&self) -> &SessionId {
-        &self.id
-    }
-
-    /// Returns its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns its description.
     pub fn read_description(&self) -> Option<SessionDescription> {
         live_directories::read_json(&self.path, DESCRIPTION_FILE)
-    }
-
-    /// Returns whether its supervisor is running.
-    pub fn is_open(&self) -> bool {
-        live_directories::is_held(&self.path)
-    }
-
-    /// Removes the session.
-    ///
-    /// # Errors
-    /// [`StoreFileError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), StoreFileError> {
-        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
 }
 
@@ -174,7 +147,7 @@ mod tests {
         assert_eq!(sessions.list_sessions().unwrap(), []);
         let watched = sessions.begin_session(&about("one")).unwrap();
         let found = sessions.find_session(&about("one").id).unwrap().unwrap();
-        assert_eq!((found.is_open(), found.read_description()), (true, Some(about("one"))));
+        assert_eq!((found.is_supervised(), found.read_description()), (true, Some(about("one"))));
         assert!(matches!(sessions.begin_session(&about("one")), Err(SessionBeginError::Open(_))));
         let other = sessions.begin_session(&about("other")).unwrap();
         watched.close().unwrap();
@@ -187,9 +160,9 @@ mod tests {
         let sessions = SessionStore::at_root(dir.path().join("sessions"));
         sessions.begin_session(&about("killed")).unwrap().stop_supervising();
         let killed = sessions.find_session(&about("killed").id).unwrap().unwrap();
-        assert!(!killed.is_open());
+        assert!(!killed.is_supervised());
         let second_session = sessions.begin_session(&about("killed")).unwrap();
         assert_eq!(sessions.list_sessions().unwrap().len(), 1);
-        assert!(second_session.session().is_open());
+        assert!(second_session.session().is_supervised());
     }
 }

@@ -4,14 +4,12 @@
 //! permanent refusal would be lost with it.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rusqlite::Connection;
 use stockade_model::{ApprovalId, ApprovalScope};
 
 use crate::database::{self, StoreError, StoreOpenError};
 use crate::remembered::ApprovalRecord;
-use crate::sql::SqlError;
+use crate::sql::Database;
 use crate::sql::approval::SCHEMA;
 
 /// Longest question that is remembered, in bytes.
@@ -49,7 +47,7 @@ pub enum RememberError {
 /// Open store. Threads share it by reference.
 #[derive(Debug)]
 pub struct ApprovalStore {
-    database: Mutex<Connection>,
+    pub(crate) database: Database,
 }
 
 impl ApprovalStore {
@@ -60,7 +58,7 @@ impl ApprovalStore {
     /// [`StoreOpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
-        Ok(Self { database: Mutex::new(database::open_database(path, &SCHEMA)?) })
+        Ok(Self { database: database::open_database(path, &SCHEMA)? })
     }
 
     /// Remembers an answer. [`persistent_part`](crate::persistent_part) returns the part of an answer to remember.
@@ -80,14 +78,9 @@ impl ApprovalStore {
         if remembered.grants.len() > MAX_GRANTS {
             return Err(RememberError::TooLarge { what: "the list of grants" });
         }
-        self.insert_answer(remembered).map_err(|error| match error {
-            SqlError::Duplicate => RememberError::Duplicate(remembered.id.clone()),
-            other => StoreError::from(other).into(),
-        })
-    }
-
-    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
-        // A panic elsewhere rolled its transaction back.
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+        match self.insert_answer(remembered)? {
+            true => Ok(()),
+            false => Err(RememberError::Duplicate(remembered.id.clone())),
+        }
     }
 }

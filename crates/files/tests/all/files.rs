@@ -32,6 +32,9 @@ fn files_are_written_read_listed_moved_and_removed() {
     tree.rename(&path("a/other"), &path("a/b/file"), true).unwrap();
     assert_eq!(tree.read_file(&path("a/b/file"), 0, 9).unwrap().0, b"one two");
     assert_eq!(tree.rename(&path("a/link"), &path("a/b"), true), Err(FilesError::Exists(path("a/b"))));
+    tree.make_directory(&path("a/empty"), false).unwrap();
+    assert_eq!(tree.rename(&path("a/b"), &path("a/empty"), true), Err(FilesError::Exists(path("a/empty"))));
+    tree.remove(&path("a/empty"), false).unwrap();
     assert_eq!(tree.remove(&path("a"), false), Err(FilesError::NotEmpty(path("a"))));
     tree.remove(&path("a"), true).unwrap();
     assert_eq!(ground.inside(), Default::default());

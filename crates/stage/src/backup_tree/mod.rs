@@ -16,8 +16,6 @@ mod move_back;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -34,6 +32,7 @@ use super::commit_area::mount_of;
 use super::error::{PathContext, PathError, StageError};
 use super::journal::ObjectMetadata;
 use super::stage_directory::{OpenStage, make_private};
+use super::state_files::{LIST_LIMITS, LineWriter, has_any};
 
 pub(super) use move_back::{clear, put_back};
 
@@ -82,7 +81,7 @@ pub struct BackupTree {
     workspace: OwnedFd,
     aside: OwnedFd,
     making: OwnedFd,
-    notes: File,
+    notes: LineWriter,
     backup_method: HashMap<PathBuf, BackupMethod>,
     /// Paths of the copies, by device and inode of the originals.
     copies: HashMap<(u64, u64), PathBuf>,
@@ -104,20 +103,17 @@ impl BackupTree {
         let aside = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;
         let making =
             make_private(stage.directory.as_fd(), TEMPORARY_DIRECTORY).at_path(Path::new(TEMPORARY_DIRECTORY))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::RUSR | Mode::WUSR)
-            .at_path(Path::new(DIRECTORY_NOTES_FILE))?;
+        let notes = open_notes(stage)?;
         let mut new = Self {
             root: path.to_owned(),
             workspace,
             aside,
             making,
-            notes: File::from(notes),
+            notes,
             backup_method: HashMap::new(),
             copies: HashMap::new(),
         };
-        let root = TreeObject::open_beneath(new.workspace.as_fd(), Path::new("")).at_path(path)?;
-        let root = root.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
+        let root = TreeObject::duplicate(&new.workspace).at_path(path)?;
         note_directory(&mut new.notes, Path::new(""), &root)?;
         Ok(new)
     }
@@ -168,8 +164,7 @@ impl BackupTree {
     /// Returns the directory at `path` and its counterpart in the backup tree. `None` if the
     /// directory cannot be reached, or if the run made it, because its entries need no backup.
     fn back_up_parents(&mut self, path: &Path) -> Result<Option<(TreeObject, OwnedFd)>, PathError> {
-        let start = TreeObject::open_beneath(self.workspace.as_fd(), Path::new("")).at_path(path)?;
-        let mut here = start.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
+        let mut here = TreeObject::duplicate(&self.workspace).at_path(path)?;
         let mut into = rustix::io::fcntl_dupfd_cloexec(&self.aside, 3).at_path(path)?;
         let mut prefix = PathBuf::new();
         for name in path {
@@ -241,7 +236,7 @@ impl BackupTree {
             renameat_with(&self.making, NEW_OBJECT_NAME, directory, spot.name, RenameFlags::EXCHANGE)?;
             renameat(&self.making, NEW_OBJECT_NAME, spot.into, spot.name)
         };
-        with_owner_access(spot.directory, exchange)?;
+        spot.directory.opened_up(exchange)?;
         spot.directory.set_modified(spot.directory.modified_time())
     }
 
@@ -288,41 +283,27 @@ fn ignore_unreachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     }
 }
 
-/// Runs `act` on a directory whose mode would not let its owner do so. Restores the mode.
-fn with_owner_access<T>(directory: &TreeObject, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mode = directory.mode();
-    if mode & 0o700 == 0o700 || rustix::process::geteuid().is_root() {
-        return act();
-    }
-    directory.set_mode(mode | 0o700)?;
-    let done = act();
-    directory.set_mode(mode)?;
-    done
-}
-
 fn step_into(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(parent, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn note_directory(notes: &mut File, path: &Path, directory: &TreeObject) -> Result<(), PathError> {
-    let settings = settings_of(directory).at_path(path)?;
-    write_note(
-        notes,
-        &DirectoryNote { path: path.into(), inode: directory.inode(), settings, after: None, is_remade: false },
-    )
+fn open_notes(stage: &OpenStage) -> Result<LineWriter, PathError> {
+    let opened = LineWriter::open(stage.directory.as_fd(), DIRECTORY_NOTES_FILE, LIST_LIMITS);
+    opened.at_path(Path::new(DIRECTORY_NOTES_FILE))
 }
 
-fn write_note(notes: &mut File, noted: &DirectoryNote) -> Result<(), PathError> {
-    let path = noted.path.as_path();
-    let mut line = serde_json::to_vec(noted).map_err(std::io::Error::from).at_path(path)?;
-    line.push(b'\n');
-    notes.write_all(&line).at_path(path)
+fn note_directory(notes: &mut LineWriter, path: &Path, directory: &TreeObject) -> Result<(), PathError> {
+    let settings = settings_of(directory).at_path(path)?;
+    let inode = directory.inode();
+    notes
+        .append_line(&DirectoryNote { path: path.into(), inode, settings, after: None, is_remade: false })
+        .at_path(path)
 }
 
 /// Returns all metadata of a directory.
 fn settings_of(directory: &TreeObject) -> Result<ObjectMetadata, Errno> {
     let attributes = match directory.read_attributes() {
-        Err(Errno::ACCESS) => match with_owner_access(directory, || directory.read_attributes()) {
+        Err(Errno::ACCESS) => match directory.opened_up(|| directory.read_attributes()) {
             // The directory of another user: only that user can change it.
             Err(Errno::ACCESS | Errno::PERM) => None,
             other => Some(other?),
@@ -334,5 +315,5 @@ fn settings_of(directory: &TreeObject) -> Result<ObjectMetadata, Errno> {
 
 /// Returns whether the stage in `directory` contains a backup tree of a run.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    matches!(TreeObject::open_entry(directory, OsStr::new(BACKUP_DIRECTORY)), Ok(Some(_)))
+    has_any(directory, &[BACKUP_DIRECTORY])
 }

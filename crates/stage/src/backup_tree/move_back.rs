@@ -3,23 +3,23 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, mkdirat, mknodat, openat, renameat, unlinkat};
-use stockade_files::object::{OVERLAY_ATTRIBUTES, TreeObject, list_entry_names, to_os_str};
+use rustix::fs::{AtFlags, FileType, Mode, mkdirat, mknodat, renameat, unlinkat};
+use stockade_files::object::{OVERLAY_ATTRIBUTES, TreeObject, make_where_missing};
 use stockade_files::removal::remove_tree;
 use stockade_sys::Errno;
 
 use super::super::apply::apply_settings;
-use super::super::build::copy_owner;
 use super::super::change::is_whiteout;
 use super::super::error::{PathContext, PathError};
 use super::super::journal::ObjectMetadata;
 use super::super::stage_directory::{OpenStage, UPPER_DIRECTORY};
+use super::super::state_files::{LineWriter, open_directory, read_lines};
 use super::{
-    BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, NEW_OBJECT_NAME, TEMPORARY_DIRECTORY, settings_of,
-    with_owner_access, write_note,
+    BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, NEW_OBJECT_NAME, TEMPORARY_DIRECTORY, open_notes,
+    settings_of,
 };
 
 /// Most levels of directories that are restored, because each level holds four descriptors.
@@ -35,9 +35,8 @@ pub(in super::super) fn put_back(stage: &OpenStage) -> Result<(), PathError> {
     };
     let workspace = stage.open_workspace().map_err(super::super::commit::stage_path_error)?;
     let workspace = TreeObject::from_fd(workspace).at_path(root)?;
-    let upper = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(UPPER_DIRECTORY)).at_path(root)?;
-    let upper = upper.ok_or_else(|| PathError::new(Path::new(UPPER_DIRECTORY), Errno::NOENT))?;
-    let mut back = BackupRestorer { stage, directories: read_notes(stage)? };
+    let upper = TreeObject::require_entry(&stage.directory, UPPER_DIRECTORY).at_path(Path::new(UPPER_DIRECTORY))?;
+    let mut back = BackupRestorer { stage, notes: open_notes(stage)?, directories: read_notes(stage)? };
     back.restore_directory(&backup, &workspace, Some(&upper), root)
 }
 
@@ -50,14 +49,18 @@ pub(in super::super) fn clear(stage: &OpenStage) -> Result<(), PathError> {
 }
 
 fn read_notes(stage: &OpenStage) -> Result<HashMap<PathBuf, DirectoryNote>, PathError> {
-    let text = stage.read_whole(DIRECTORY_NOTES_FILE)?.unwrap_or_default();
-    // An incomplete last line belongs to a change that was never made.
-    let lines = text.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice::<DirectoryNote>(line).ok());
-    Ok(lines.map(|noted| (noted.path.as_path().to_owned(), noted)).collect())
+    let mut notes = HashMap::new();
+    // A damaged line must not prevent the restoration of the other directories.
+    read_lines(stage.directory.as_fd(), DIRECTORY_NOTES_FILE, |noted: Result<DirectoryNote, _>| {
+        notes.extend(noted.ok().map(|noted| (noted.path.as_path().to_owned(), noted)));
+        Ok(())
+    })?;
+    Ok(notes)
 }
 
 struct BackupRestorer<'a> {
     stage: &'a OpenStage,
+    notes: LineWriter,
     directories: HashMap<PathBuf, DirectoryNote>,
 }
 
@@ -80,13 +83,10 @@ impl BackupRestorer<'_> {
         if let Some(mode) = opened {
             here.set_mode(mode | 0o700).at_path(path)?;
         }
-        for name in list_entry_names(backup.fd.as_fd()).at_path(path)? {
-            let path = path.join(to_os_str(&name));
-            let Some(backup_object) = TreeObject::open_entry(backup.fd.as_fd(), to_os_str(&name)).at_path(&path)?
-            else {
-                continue;
-            };
-            let spot = BackupEntry { path: &path, name: to_os_str(&name), backup, here, upper };
+        for (name, backup_object) in backup.entries().at_path(path)? {
+            let path = path.join(&name);
+            let backup_object = backup_object.at_path(&path)?;
+            let spot = BackupEntry { path: &path, name: &name, backup, here, upper };
             if backup_object.is_directory() {
                 self.restore_child(&spot, &backup_object)?
             } else {
@@ -94,7 +94,7 @@ impl BackupRestorer<'_> {
             }
         }
         if let (Some(upper), Some(after)) = (upper, after) {
-            copy_owner(upper, here).at_path(path)?;
+            upper.set_owner(here.owner()).at_path(path)?;
             apply_settings(upper, &after).at_path(path)?;
         }
         let settings = self.directories.get(path).map(|noted| &noted.settings);
@@ -113,7 +113,7 @@ impl BackupRestorer<'_> {
         }
         let after = settings_of(here).at_path(path)?;
         noted.after = Some(after.clone());
-        append_note(self.stage, noted)?;
+        self.notes.append_line(noted).at_path(path)?;
         Ok(after)
     }
 
@@ -141,19 +141,18 @@ impl BackupRestorer<'_> {
     /// Makes a directory again that the run removed. Records it before moving it to its path, so
     /// that a repeated call recognises it.
     fn remake_directory(&mut self, spot: &BackupEntry<'_>) -> Result<TreeObject, PathError> {
-        let making = open_temporary_directory(self.stage).at_path(spot.path)?;
+        let making = open_directory(&self.stage.directory, TEMPORARY_DIRECTORY).at_path(spot.path)?;
         match unlinkat(&making, NEW_OBJECT_NAME, AtFlags::empty()) {
             Err(Errno::ISDIR) => unlinkat(&making, NEW_OBJECT_NAME, AtFlags::REMOVEDIR).at_path(spot.path)?,
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(PathError::new(spot.path, errno)),
         }
         mkdirat(&making, NEW_OBJECT_NAME, Mode::RWXU).at_path(spot.path)?;
-        let made = TreeObject::open_entry(making.as_fd(), OsStr::new(NEW_OBJECT_NAME)).at_path(spot.path)?;
-        let made = made.ok_or_else(|| PathError::new(spot.path, Errno::NOENT))?;
+        let made = TreeObject::require_entry(&making, NEW_OBJECT_NAME).at_path(spot.path)?;
         if let Some(noted) = self.directories.get_mut(spot.path) {
             noted.inode = made.inode();
             noted.is_remade = true;
-            append_note(self.stage, noted)?;
+            self.notes.append_line(noted).at_path(spot.path)?;
         }
         renameat(&making, NEW_OBJECT_NAME, &spot.here.fd, spot.name).at_path(spot.path)?;
         Ok(made)
@@ -206,7 +205,7 @@ impl BackupEntry<'_> {
                     there.set_attribute(&opaque, b"y").at_path(self.path)?;
                 }
                 let moved = || renameat(&self.here.fd, self.name, &upper.fd, self.name);
-                let done = if there.is_directory() { with_owner_access(&there, moved) } else { moved() };
+                let done = if there.is_directory() { there.opened_up(moved) } else { moved() };
                 done.at_path(self.path)
             }
             (None, None) => {
@@ -218,26 +217,7 @@ impl BackupEntry<'_> {
 
     fn upper_directory(&self) -> Result<Option<TreeObject>, PathError> {
         let Some(upper) = self.upper else { return Ok(None) };
-        match mkdirat(&upper.fd, self.name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(PathError::new(self.path, errno)),
-        }
+        make_where_missing(&upper.fd, self.name, Mode::RWXU).at_path(self.path)?;
         TreeObject::open_entry(upper.fd.as_fd(), self.name).at_path(self.path)
     }
-}
-
-fn append_note(stage: &OpenStage, noted: &DirectoryNote) -> Result<(), PathError> {
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::empty())
-        .at_path(Path::new(DIRECTORY_NOTES_FILE))?;
-    write_note(&mut notes.into(), noted)
-}
-
-fn open_temporary_directory(stage: &OpenStage) -> Result<OwnedFd, Errno> {
-    openat(
-        &stage.directory,
-        TEMPORARY_DIRECTORY,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
 }

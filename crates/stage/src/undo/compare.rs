@@ -2,10 +2,11 @@
 //! same paths. Leaves the workspace unchanged.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, same_content, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, same_content, to_os_str};
 use stockade_permissions::powers::UNDO_PREFIX;
 use stockade_sys::Errno;
 use stockade_sys::descriptor_limit;
@@ -14,7 +15,7 @@ use super::content_copies::slot_name;
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::paths::join_path;
+use super::paths::{join_path, paths_above};
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 
@@ -153,12 +154,9 @@ impl UndoRun {
         }
         let (mut comparing, was_killed) = RunComparer::new(self)?;
         let compared_path = comparing.compare_entries(paths)?;
-        let mut found = UndoComparison { was_killed, ..UndoComparison::default() };
-        for compared_path in &compared_path {
-            found.changes.extend(compared_path.to_change());
-        }
-        found.conflicts = comparing.list_conflicts(&compared_path);
-        Ok(found)
+        let changes = compared_path.iter().filter_map(ComparedPath::to_change).collect();
+        let conflicts = comparing.list_conflicts(&compared_path);
+        Ok(UndoComparison { changes, conflicts, was_killed, is_restored: false })
     }
 
     /// Returns the original content of a path, if it was kept.
@@ -261,14 +259,14 @@ impl<'r> RunComparer<'r> {
         for path in paths {
             let path = path.as_os_str().as_encoded_bytes();
             for (other, entry) in &self.journal.entries {
-                let is_beneath = other == path || path.is_empty() || is_beneath(other, path);
+                let is_beneath_or_root = |path: &[u8], above: &[u8]| above.is_empty() || is_beneath(path, above);
                 let holds = is_beneath_or_root(path, other) && entry.before.is_some();
-                if is_beneath || holds {
+                if other == path || is_beneath_or_root(other, path) || holds {
                     selected.insert(other.clone(), entry.clone());
                 }
             }
             if self.is_new(path) {
-                selected.insert(path.to_vec(), JournalEntry { before: None, is_gone: false, after: None });
+                selected.insert(path.to_vec(), JournalEntry::default());
             }
         }
         selected
@@ -276,9 +274,8 @@ impl<'r> RunComparer<'r> {
 
     /// Returns whether a path is beneath an object that the run made.
     pub fn is_new(&self, path: &[u8]) -> bool {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let is_absent = |above: &[u8]| self.journal.entries.get(above).is_some_and(|entry| entry.before.is_none());
-        ends.map(|end| &path[..end]).any(is_absent)
+        paths_above(path).any(is_absent)
     }
 
     /// Searches the workspace for moved objects, if there are files whose content was not kept or
@@ -299,9 +296,9 @@ impl<'r> RunComparer<'r> {
         while let Some((path, depth)) = waiting.pop() {
             let Ok(Some(directory)) = self.run.find_object(&path) else { continue };
             let Ok(inner) = entries_readable(&directory) else { continue };
-            for (name, _) in inner {
-                let path = join_path(&path, &name);
-                let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
+            for (name, object) in inner {
+                let path = join_path(&path, name.as_encoded_bytes());
+                let Ok(object) = object else { continue };
                 if object.is_directory() && depth < MAX_DEPTH {
                     waiting.push((path, depth + 1));
                 } else if object.kind() == ObjectKind::File && keys_to_find.contains(&key_of(&object)) {
@@ -349,9 +346,7 @@ impl<'r> RunComparer<'r> {
             } else {
                 self.look_for_newer(&compared_path.path, now, 0);
             }
-        } else if self.is_foreign(&compared_path.path, now)
-            || self.is_newer(now, &JournalEntry { before: None, is_gone: false, after: None })
-        {
+        } else if self.is_foreign(&compared_path.path, now) || self.is_newer(now, &JournalEntry::default()) {
             compared_path.conflict = Some(UndoConflict::Changed);
         }
     }
@@ -490,12 +485,14 @@ impl<'r> RunComparer<'r> {
     }
 }
 
-/// Lists a directory like [`list_entries`], but does not open up an unreadable one: changes nothing.
-pub(super) fn entries_readable(directory: &TreeObject) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
+/// Returns the entries of a directory, but does not open up an unreadable one: changes nothing.
+pub(super) fn entries_readable(
+    directory: &TreeObject,
+) -> Result<impl Iterator<Item = (OsString, Result<TreeObject, Errno>)>, Errno> {
     if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
         return Err(Errno::ACCESS);
     }
-    list_entries(directory.fd.as_fd())
+    directory.entries()
 }
 
 /// Returns whether mode, owner and attributes are the original ones. Ignores the time of a
@@ -511,8 +508,4 @@ pub(super) fn has_metadata(now: &TreeObject, before: &OriginalObject) -> bool {
 /// Returns whether `path` is beneath `above`.
 pub(super) fn is_beneath(path: &[u8], above: &[u8]) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.first() == Some(&b'/'))
-}
-
-fn is_beneath_or_root(path: &[u8], above: &[u8]) -> bool {
-    above.is_empty() || is_beneath(path, above)
 }

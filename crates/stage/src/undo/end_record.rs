@@ -1,31 +1,29 @@
 //! The end of a run: records the state that it left, so that later changes can be distinguished
 //! from its own. Must not depend on the restoration.
 
-use std::io::Read as _;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, openat2, statat};
-use rustix::time::{ClockId, clock_gettime};
-use sha2::{Digest as _, Sha256};
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
+use rustix::fs::{Mode, OFlags, openat};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, directory_resolved, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::compare::entries_readable;
-use super::journal::{JournalLine, JournalWriter, ObjectKey, UndoJournal, key_of};
+use super::journal::{JournalLine, ObjectKey, UndoJournal, key_of, open_journal};
 use super::store::{UndoError, UndoRun, WORKSPACE_RESOLVE_FLAGS};
 use crate::PathError;
+use crate::digest::digest_file;
+use crate::stage_directory::file_time_now;
+use crate::state_files::LineWriter;
 
 /// Size limit for the digest of a file's content.
 const MAX_DIGEST_BYTES: u64 = 16 << 20;
 /// Size limit for all digests together.
 const MAX_ALL_DIGESTS_BYTES: u64 = 256 << 20;
-/// Bytes read at once.
-const BLOCK_BYTES: usize = 64 * 1024;
 /// Interval between two reads of the clock of file times, and their largest number.
 const TICK_INTERVAL: Duration = Duration::from_micros(200);
 const MAX_TICKS: u32 = 500;
@@ -41,7 +39,7 @@ const MAX_DEPTH: usize = 400;
 /// recorded does not belong to the run, whatever its times are.
 struct CreatedNameRecorder<'n> {
     run: &'n UndoRun,
-    writer: &'n mut JournalWriter,
+    writer: &'n mut LineWriter,
     remaining_names: usize,
 }
 
@@ -64,18 +62,16 @@ impl CreatedNameRecorder<'_> {
         let Some(inner) = inner else {
             return self.writer.append_line(&JournalLine::Made { device, inode, inner: None }).map_err(in_journal);
         };
-        for part in inner.chunks(MAX_NAMES_IN_LINE) {
-            let named = part.iter().map(|(name, (device, inode), _)| (RawText::from(name.as_slice()), *device, *inode));
+        // An empty directory has a line, too.
+        let parts = inner.chunks(MAX_NAMES_IN_LINE).chain(inner.is_empty().then_some(&[][..]));
+        for part in parts {
+            let named =
+                part.iter().map(|(name, (device, inode), _)| (RawText::from(name.as_os_str()), *device, *inode));
             let line = JournalLine::Made { device, inode, inner: Some(named.collect()) };
             self.writer.append_line(&line).map_err(in_journal)?;
         }
-        if inner.is_empty() {
-            self.writer
-                .append_line(&JournalLine::Made { device, inode, inner: Some(Vec::new()) })
-                .map_err(in_journal)?;
-        }
         for (name, _, _) in inner.into_iter().filter(|(_, _, is_directory)| *is_directory) {
-            if let Ok(Some(inner)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) {
+            if let Ok(inner) = TreeObject::require_entry(&directory.fd, &name) {
                 self.note_directory(inner, depth + 1)?;
             }
         }
@@ -83,20 +79,16 @@ impl CreatedNameRecorder<'_> {
     }
 
     /// Returns the names in a directory; `None` if they cannot be read or are too many.
-    fn list_entries(&mut self, directory: &TreeObject) -> Option<Vec<(Vec<u8>, ObjectKey, bool)>> {
-        let names = entries_readable(directory).ok()?;
-        self.remaining_names = self.remaining_names.checked_sub(names.len())?;
-        let mut inner = Vec::with_capacity(names.len());
-        for (name, _) in names {
-            match statat(&directory.fd, to_os_str(&name), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => {
-                    let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-                    inner.push((name, (stat.st_dev, stat.st_ino), is_directory));
-                }
-                Err(Errno::NOENT) => {}
-                Err(_) => return None,
+    fn list_entries(&mut self, directory: &TreeObject) -> Option<Vec<(OsString, ObjectKey, bool)>> {
+        let mut inner = Vec::new();
+        for (name, object) in entries_readable(directory).ok()? {
+            let object = object.ok()?;
+            inner.push((name, key_of(&object), object.is_directory()));
+            if inner.len() > self.remaining_names {
+                return None;
             }
         }
+        self.remaining_names -= inner.len();
         Some(inner)
     }
 }
@@ -109,7 +101,7 @@ impl UndoRun {
     /// [`UndoError`] if the workspace cannot be read, or the journal not written.
     pub fn record_final_state(&self) -> Result<u64, UndoError> {
         let journal = self.read_journal()?;
-        let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
+        let mut writer = open_journal(self.directory.as_fd()).map_err(in_journal)?;
         let mut remaining_bytes = MAX_ALL_DIGESTS_BYTES;
         for (path, entry) in &journal.entries {
             let Some(before) = entry.before.as_ref() else { continue };
@@ -169,13 +161,7 @@ impl UndoRun {
 pub(super) fn time_now(root: BorrowedFd<'_>) -> FileTime {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = openat(root, c".", flags, Mode::RUSR | Mode::WUSR);
-    match made.and_then(fstat) {
-        Ok(stat) => FileTime { seconds: stat.st_ctime, nanoseconds: u32::try_from(stat.st_ctime_nsec).unwrap_or(0) },
-        Err(_) => {
-            let time = clock_gettime(ClockId::RealtimeCoarse);
-            FileTime { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
-        }
-    }
+    made.and_then(TreeObject::from_fd).map_or_else(|_| file_time_now(), |made| made.changed_time())
 }
 
 pub(super) fn in_journal(errno: Errno) -> UndoError {
@@ -184,39 +170,15 @@ pub(super) fn in_journal(errno: Errno) -> UndoError {
 
 /// Finds the object at `path` beneath `root`.
 pub(super) fn find_beneath(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<TreeObject>, Errno> {
-    let path = Path::new(to_os_str(path));
-    let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
-        return TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
-    };
-    match open_directory_beneath(root, parent.as_os_str().as_bytes()) {
-        Ok(parent) => TreeObject::open_entry(parent.as_fd(), name),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        Err(errno) => Err(errno),
-    }
+    TreeObject::open_resolved(root, Path::new(to_os_str(path)), WORKSPACE_RESOLVE_FLAGS)
 }
 
 /// Opens the directory at `path` beneath `root`.
-pub(super) fn open_directory_beneath(root: BorrowedFd<'_>, path: &[u8]) -> Result<rustix::fd::OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = if path.is_empty() { to_os_str(b".") } else { to_os_str(path) };
-    openat2(root, path, flags, Mode::empty(), WORKSPACE_RESOLVE_FLAGS)
+pub(super) fn open_directory_beneath(root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    directory_resolved(root, Path::new(to_os_str(path)), WORKSPACE_RESOLVE_FLAGS)
 }
 
 /// Returns the digest of a file's content; `None` if it cannot be read or is too large.
 pub(super) fn digest_of(file: &TreeObject) -> Option<String> {
-    let mut content = file.open_file().ok()?.take(MAX_DIGEST_BYTES + 1);
-    let (mut hasher, mut block, mut total) = (Sha256::new(), vec![0; BLOCK_BYTES], 0_u64);
-    loop {
-        match content.read(&mut block) {
-            Ok(0) => break,
-            Ok(length) => {
-                hasher.update(&block[..length]);
-                total += length as u64;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
-    let hex = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    (total <= MAX_DIGEST_BYTES).then_some(hex)
+    digest_file(file.open_file().ok()?, MAX_DIGEST_BYTES).ok()?
 }

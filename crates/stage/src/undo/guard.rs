@@ -14,7 +14,7 @@ use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
 use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, UndoConflict, is_beneath};
-use super::held_name::split_path;
+use super::paths::{path_and_above, split_path};
 use super::reopen::RestoreOutcome;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
@@ -47,7 +47,7 @@ impl RestoreGuard {
         let powers = AttemptPermissions::for_workspace(&root, &run.meta.protect);
         let mut surveys = RunSurveys::default();
         let host = open_host_root().map_err(|errno| PathError::new(&root, errno))?;
-        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable.paths());
+        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
         let (guarded_paths, _) = surveys.guarded_beneath(root.as_os_str().as_bytes());
         let mut guard = Self { powers, surveys, root, guarded_paths: BTreeSet::new() };
         guard.guarded_paths = guarded_paths
@@ -153,9 +153,8 @@ impl RunComparer<'_> {
 
     /// Returns whether git needs this path, or a path above it, to recognise a former repository.
     pub(super) fn completes_repository(&self, path: &[u8]) -> bool {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        ends.chain([path.len()]).any(|end| {
-            let (above, name) = split_path(&path[..end]);
+        path_and_above(path).any(|path| {
+            let (above, name) = split_path(path);
             self.journal.repositories.contains(above)
                 && REPOSITORY_MARKERS.iter().any(|mark| mark.eq_ignore_ascii_case(name))
         })
@@ -168,15 +167,13 @@ impl RunComparer<'_> {
 
     /// Returns whether an object at this path may make other paths guarded.
     pub(super) fn leads_on(&self, path: &[u8], kind: ObjectKind) -> bool {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        let mut prefixes = ends.chain([path.len()]).map(|end| &path[..end]);
         let is_link_above = || {
             kind == ObjectKind::Link
                 && !self.guard.powers.units_carried_by(&self.guard.root.join(to_os_str(path))).is_empty()
         };
         self.guard.has_guarded_name(path)
             || self.was_path(path)
-            || prefixes.any(|prefix| self.was_part(prefix))
+            || path_and_above(path).any(|prefix| self.was_part(prefix))
             || is_link_above()
     }
 }

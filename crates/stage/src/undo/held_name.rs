@@ -10,6 +10,7 @@ use stockade_sys::Errno;
 
 use super::end_record::{find_beneath, open_directory_beneath};
 use super::journal::key_of;
+use super::paths::split_path;
 use super::restore::WorkspaceRestorer;
 use super::store::UndoRun;
 
@@ -33,7 +34,7 @@ impl<'p> RestoreTarget<'p> {
 
     /// Returns the open directory as an object.
     pub fn directory_object(&self) -> Result<TreeObject, Errno> {
-        TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(&self.held, 3)?)
+        TreeObject::duplicate(&self.held)
     }
 
     /// Returns whether the open directory is still at the path.
@@ -41,14 +42,6 @@ impl<'p> RestoreTarget<'p> {
         let held = self.directory_object()?;
         let found = find_beneath(run.root.as_fd(), split_path(self.path).0)?;
         Ok(found.is_some_and(|found| key_of(&found) == key_of(&held)))
-    }
-}
-
-/// Splits a path into the path of its directory and the name in it.
-pub(super) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (b"", path),
     }
 }
 

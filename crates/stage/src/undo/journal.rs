@@ -2,18 +2,15 @@
 //! depend on the tree that the lines describe.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::fd::BorrowedFd;
 
-use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{ExtendedAttributes, FileTime, ObjectKind, TreeObject};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use crate::PathError;
+use crate::state_files::{LineWriter, read_lines};
 
 const JOURNAL_FILE: &str = "journal";
 
@@ -126,7 +123,7 @@ pub(super) enum JournalLine {
 }
 
 /// State of one path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalEntry {
     pub before: Option<OriginalObject>,
     pub is_gone: bool,
@@ -172,26 +169,12 @@ impl UndoJournal {
     /// Reads the complete lines. Ignores an incomplete last line, because its call was never
     /// carried out.
     pub fn read_from(directory: BorrowedFd<'_>) -> Result<Self, PathError> {
-        let at = Path::new(JOURNAL_FILE);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = match openat(directory, JOURNAL_FILE, flags, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(Self::default()),
-            other => other.map_err(|errno| PathError::new(at, errno))?,
-        };
-        let mut reader = BufReader::new(File::from(file).take(MAX_JOURNAL_BYTES + MAX_LINE_BYTES as u64));
-        let (mut journal, mut line) = (Self::default(), Vec::new());
-        loop {
-            line.clear();
-            let length = (&mut reader)
-                .take(MAX_LINE_BYTES as u64 + 1)
-                .read_until(b'\n', &mut line)
-                .map_err(|error| PathError::from_reason(at, &error.to_string()))?;
-            if length == 0 || !line.ends_with(b"\n") && length <= MAX_LINE_BYTES {
-                return Ok(journal);
-            }
-            let parsed = serde_json::from_slice::<JournalLine>(&line);
-            journal.add_line(parsed.map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?);
-        }
+        let mut journal = Self::default();
+        read_lines(directory, JOURNAL_FILE, |line| {
+            journal.add_line(line?);
+            Ok(())
+        })?;
+        Ok(journal)
     }
 
     fn add_line(&mut self, line: JournalLine) {
@@ -266,65 +249,17 @@ impl UndoJournal {
     }
 }
 
-/// A journal open for appending.
-#[derive(Debug)]
-pub(super) struct JournalWriter {
-    file: File,
-    bytes: u64,
-}
-
-impl JournalWriter {
-    /// Opens the journal of a run. Cuts off an incomplete line of a killed writer.
-    pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = openat(directory, JOURNAL_FILE, flags, Mode::RUSR | Mode::WUSR)?;
-        let bytes = whole_lines(fd.as_fd())?;
-        rustix::fs::ftruncate(&fd, bytes)?;
-        Ok(Self { file: File::from(fd), bytes })
-    }
-
-    /// Appends a line in one write, so that the journal contains all of it or nothing.
-    ///
-    /// # Errors
-    /// `FBIG` if the line or the journal becomes too long.
-    pub fn append_line(&mut self, line: &JournalLine) -> Result<(), Errno> {
-        let mut text = serde_json::to_vec(line).map_err(|_| Errno::INVAL)?;
-        text.push(b'\n');
-        if text.len() > MAX_LINE_BYTES || self.bytes + text.len() as u64 > MAX_JOURNAL_BYTES {
-            return Err(Errno::FBIG);
-        }
-        if let Err(error) = self.file.write_all(&text) {
-            // A partial line would make the next line unreadable.
-            let _ = self.file.set_len(self.bytes);
-            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        }
-        self.bytes += text.len() as u64;
-        Ok(())
-    }
-
-    pub fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fsync(&self.file)
-    }
-}
-
-/// Returns the length of the complete lines.
-fn whole_lines(journal: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let size = u64::try_from(rustix::fs::fstat(journal)?.st_size).unwrap_or(0);
-    let from = size.saturating_sub(MAX_LINE_BYTES as u64);
-    let mut tail = vec![0; usize::try_from(size - from).unwrap_or(0)];
-    let mut filled = 0;
-    while filled < tail.len() {
-        match rustix::io::pread(journal, &mut tail[filled..], from + filled as u64)? {
-            0 => break,
-            length => filled += length,
-        }
-    }
-    let end = tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    Ok(from + end as u64)
+/// Opens the journal of a run for appending.
+pub(super) fn open_journal(directory: BorrowedFd<'_>) -> Result<LineWriter, Errno> {
+    LineWriter::open(directory, JOURNAL_FILE, (MAX_LINE_BYTES, MAX_JOURNAL_BYTES))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
     #[test]
@@ -332,7 +267,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let directory = rustix::fs::open(scratch.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
         let line = |path: &str| JournalLine::Entry { path: path.into(), before: None };
-        let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
+        let mut writer = open_journal(directory.as_fd()).unwrap();
         writer.append_line(&line("a")).unwrap();
         writer.append_line(&JournalLine::Gone { path: "a".into() }).unwrap();
         let path = scratch.path().join(JOURNAL_FILE);
@@ -341,7 +276,7 @@ mod tests {
         let journal = UndoJournal::read_from(directory.as_fd()).unwrap();
         assert_eq!(journal.entries.len(), 1);
         assert!(journal.entries[b"a".as_slice()].is_gone);
-        let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
+        let mut writer = open_journal(directory.as_fd()).unwrap();
         writer.append_line(&line("b")).unwrap();
         assert_eq!(UndoJournal::read_from(directory.as_fd()).unwrap().entries.len(), 2);
         let long = JournalLine::Entry { path: "x".repeat(MAX_LINE_BYTES).into(), before: None };

@@ -1,15 +1,13 @@
 //! Finds objects that were changed or made after a run. The records at the end of the run and the
 //! kernel's change times show the state that the run left. Must not depend on the state before it.
 
-use std::os::fd::AsFd as _;
-
 use rustix::fs::{AtFlags, StatxFlags, statx};
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
 use super::end_record::digest_of;
 use super::journal::{JournalEntry, key_of};
-use super::paths::join_path;
+use super::paths::{join_path, split_path};
 
 /// Largest lag of the clock of file times behind the system clock.
 const MAX_CLOCK_LAG_MS: u64 = 100;
@@ -53,12 +51,12 @@ impl RunComparer<'_> {
 
     /// Returns whether the object at a new path differs from the one that the run left there.
     pub(super) fn is_foreign(&self, path: &[u8], now: &TreeObject) -> bool {
-        if self.is_left(now) || self.is_own_name(name_of(path)) {
+        let (above, name) = split_path(path);
+        if self.is_left(now) || self.is_own_name(name) {
             return false;
         }
-        let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
         let above = self.run.find_object(above).ok().flatten();
-        match above.and_then(|above| self.was_made(&above, name_of(path), now)) {
+        match above.and_then(|above| self.was_made(&above, name, now)) {
             Some(was_made) => !was_made,
             // Each new directory was recorded at the end of the run.
             None => now.is_directory() && !self.journal.made.contains_key(&key_of(now)),
@@ -109,22 +107,22 @@ impl RunComparer<'_> {
     /// Records entries of a new directory that were changed or made after the run.
     pub(super) fn look_for_newer(&mut self, path: &[u8], directory: &TreeObject, depth: usize) {
         let Ok(inner) = entries_readable(directory) else { return };
-        for (name, _) in inner {
+        for (name, object) in inner {
             if self.newer.len() >= MAX_CONFLICTS {
                 return;
             }
-            let path = join_path(path, &name);
-            let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
+            let (name, Ok(object)) = (name.as_encoded_bytes(), object) else { continue };
+            let path = join_path(path, name);
             // Objects that the restoration moved aside or made have lines of their own.
             let is_own = self.journal.entries.contains_key(&path);
-            if !is_own && !self.may_go(directory, &name, &object) {
+            if !is_own && !self.may_go(directory, name, &object) {
                 self.newer.push(path);
             } else if object.is_directory() && depth < MAX_DEPTH {
                 if self.is_newer_directory(&object) {
                     self.newer.push(path.clone());
                 }
                 self.look_for_newer(&path, &object, depth + 1);
-            } else if self.is_newer(&object, &JournalEntry { before: None, is_gone: false, after: None })
+            } else if self.is_newer(&object, &JournalEntry::default())
                 && !is_own
                 && !self.journal.first.contains_key(&key_of(&object))
             {
@@ -132,10 +130,6 @@ impl RunComparer<'_> {
             }
         }
     }
-}
-
-fn name_of(path: &[u8]) -> &[u8] {
-    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
 /// Returns the creation time of an object, if the filesystem has one.

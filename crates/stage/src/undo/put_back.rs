@@ -1,21 +1,24 @@
 //! Restores the object of a path. Must not depend on the order of paths, or the reason.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::AsFd;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat_with, symlinkat,
     unlinkat,
 };
+use stockade_files::content::copy_content;
 use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
 use super::compare::{ComparedPath, ContentSource, RestoreAction};
-use super::content_copies::{copy_data, slot_name};
+use super::content_copies::slot_name;
 use super::held_name::RestoreTarget;
 use super::journal::OriginalObject;
 use super::restore::{WorkspaceRestorer, set_metadata};
+use crate::state_files::open_to_write;
 
 impl WorkspaceRestorer<'_, '_> {
     /// Restores one path, without the content beneath it.
@@ -114,7 +117,7 @@ impl WorkspaceRestorer<'_, '_> {
             && let Some(object) = self.find_object(&first)?
             && self.record_touch(&first, &object).is_ok()
         {
-            let link = || link_object(&object, held, name);
+            let link = || object.link_at(held, name);
             match self.give_name(spot, link, || unlinkat(held, name, AtFlags::empty())) {
                 // Then the file is restored from its own source.
                 Err(errno) if errno != Errno::STALE => {}
@@ -157,7 +160,7 @@ impl WorkspaceRestorer<'_, '_> {
         let found = self.find_object(&self.now_at(from))?;
         let object = found.filter(|object| before.is_same_object(object)).ok_or(Errno::STALE)?;
         self.record_touch(spot.path, &object)?;
-        let link = || link_object(&object, &spot.held, spot.name);
+        let link = || object.link_at(&spot.held, spot.name);
         let stays = self.give_name(spot, link, || unlinkat(&spot.held, spot.name, AtFlags::empty()))?;
         self.release_source(from);
         if stays {
@@ -213,8 +216,9 @@ impl WorkspaceRestorer<'_, '_> {
     ) -> Result<bool, Errno> {
         let held = &spot.held;
         let mode = Mode::RUSR | Mode::WUSR;
-        let fill_in = |restoring: &mut Self, made: OwnedFd| {
-            fill_file(saved_copy, &made)?;
+        let fill_in = |restoring: &mut Self, made: File| {
+            let content = saved_copy.opened_up(|| saved_copy.open_file())?;
+            copy_content(&content, &made, saved_copy.size(), u64::MAX)?;
             // From now on no process has the file open for writing.
             let path = DescriptorPath::new(made.as_fd());
             let made =
@@ -224,32 +228,14 @@ impl WorkspaceRestorer<'_, '_> {
             Ok(made)
         };
         if let Ok(made) = openat(held, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
-            let made = fill_in(self, made)?;
-            let link = || link_object(&made, held, spot.name);
+            let made = fill_in(self, made.into())?;
+            let link = || made.link_at(held, spot.name);
             return self.give_name(spot, link, || unlinkat(held, spot.name, AtFlags::empty()));
         }
         let partial = self.partial_name(spot.name);
         let _ = unlinkat(held, &partial, AtFlags::empty());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = openat(held, &partial, flags, mode)?;
+        let made = open_to_write(held, &partial, OFlags::RDWR | OFlags::EXCL)?;
         let ready = fill_in(self, made).map(drop);
         self.put_partial(ready, &partial, spot, AtFlags::empty())
     }
-}
-
-/// Gives an open object one more name.
-fn link_object(object: &TreeObject, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
-    linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
-}
-
-fn fill_file(saved_copy: &TreeObject, made: &OwnedFd) -> Result<(), Errno> {
-    use super::content_copies::KeepError;
-    let content = saved_copy.opened_up(|| saved_copy.open_file())?;
-    if rustix::fs::ioctl_ficlone(made, &content).is_ok() {
-        return Ok(());
-    }
-    copy_data(&content, made, saved_copy.size(), u64::MAX).map(drop).map_err(|error| match error {
-        KeepError::Errno(errno) => errno,
-        KeepError::Full => Errno::NOSPC,
-    })
 }

@@ -11,17 +11,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, openat2};
+use rustix::fs::FileType;
 use stockade_files::object::{ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::content_copies::{self, KeepError};
-use super::end_record::time_now;
+use super::content_copies;
+use super::end_record::{find_beneath, open_directory_beneath, time_now};
 use super::guarded::GuardedBaseline;
-use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::paths::{join_path, last_name, parent_path};
-use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
+use super::journal::{JournalLine, ObjectKey, OriginalObject, UndoJournal, key_of, open_journal};
+use super::paths::{join_path, parent_path, split_path};
+use super::store::open_objects;
+use crate::state_files::LineWriter;
 
 /// Most paths that are recorded for one run.
 const MAX_ENTRIES: usize = 1_000_000;
@@ -93,7 +94,7 @@ pub struct UndoRecorder {
     /// Path of the workspace in the run.
     workspace: Vec<u8>,
     objects: OwnedFd,
-    journal: JournalWriter,
+    journal: LineWriter,
     seen: HashMap<Vec<u8>, RecordedState>,
     contents: HashMap<ObjectKey, ContentLocation>,
     /// Names of files that had several when the workspace was searched, which is done once.
@@ -116,7 +117,7 @@ impl UndoRecorder {
         directory: BorrowedFd<'_>,
         (limit_bytes, protect): (u64, &[String]),
     ) -> Result<Self, UndoRecordError> {
-        let mut writer = JournalWriter::open(directory).map_err(UndoRecordError::Store)?;
+        let mut writer = open_journal(directory).map_err(UndoRecordError::Store)?;
         let journal = UndoJournal::read_from(directory).map_err(|_| UndoRecordError::Store(Errno::IO))?;
         let objects = open_objects(directory).map_err(UndoRecordError::Store)?;
         if journal.end.is_some() {
@@ -352,28 +353,9 @@ impl UndoRecorder {
         PathKnowledge::Untouched
     }
 
-    /// Opens the directory at a path.
-    fn open_directory(&self, path: &[u8]) -> Result<Option<OwnedFd>, UndoRecordError> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let text = if path.is_empty() { Path::new(".") } else { Path::new(to_os_str(path)) };
-        match openat2(&self.root, text, flags, Mode::empty(), WORKSPACE_RESOLVE_FLAGS) {
-            Ok(directory) => Ok(Some(directory)),
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-            Err(errno) => Err(UndoRecordError::Unreadable(errno)),
-        }
-    }
-
     /// Finds the object at a path now.
     fn find_object(&self, path: &[u8]) -> Result<Option<TreeObject>, UndoRecordError> {
-        let Some(above) = parent_path(path) else {
-            return self
-                .open_directory(path)?
-                .map(TreeObject::from_fd)
-                .transpose()
-                .map_err(UndoRecordError::Unreadable);
-        };
-        let Some(directory) = self.open_directory(above)? else { return Ok(None) };
-        TreeObject::open_entry(directory.as_fd(), to_os_str(last_name(path))).map_err(UndoRecordError::Unreadable)
+        find_beneath(self.root.as_fd(), path).map_err(UndoRecordError::Unreadable)
     }
 
     /// Records all names of a file, because a change of the file affects each of them.
@@ -409,7 +391,7 @@ impl UndoRecorder {
                     waiting.push((path, depth + 1));
                     continue;
                 }
-                let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
+                let Ok(object) = TreeObject::require_entry(&directory.fd, to_os_str(&name)) else { continue };
                 if object.is_directory() && depth < MAX_DEPTH {
                     waiting.push((path, depth + 1));
                 } else if object.kind() == ObjectKind::File && object.stat.st_nlink > 1 {
@@ -452,8 +434,8 @@ impl UndoRecorder {
         let (Some(above), Some(object)) = (parent_path(path), self.find_object(path)?) else { return Ok(()) };
         self.record_path(path, known, Some(&object))?;
         if object.kind() == ObjectKind::File && self.contents.get(&key_of(&object)) == Some(&ContentLocation::Live) {
-            let directory = self.open_directory(above)?.ok_or(UndoRecordError::Unreadable(Errno::NOENT))?;
-            self.keep_removed(directory.as_fd(), to_os_str(last_name(path)), &object)?;
+            let directory = open_directory_beneath(self.root.as_fd(), above).map_err(UndoRecordError::Unreadable)?;
+            self.keep_removed(directory.as_fd(), to_os_str(split_path(path).1), &object)?;
         }
         // The remaining entries of a directory are recorded when they are removed or moved.
         let is_empty = || list_entries(object.fd.as_fd()).is_ok_and(|inner| inner.is_empty());
@@ -571,11 +553,11 @@ impl UndoRecorder {
     }
 
     fn copy_to_slot(&self, object: &TreeObject, slot: u32, remaining_bytes: u64) -> Result<u64, UndoRecordError> {
-        content_copies::copy_to_slot(object, self.objects.as_fd(), slot, remaining_bytes).map_err(|error| match error {
-            KeepError::Full => UndoRecordError::Full { limit_bytes: self.limit_bytes },
-            KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => UndoRecordError::Unreadable(errno),
-            KeepError::Errno(errno) => UndoRecordError::Store(errno),
-        })
+        match content_copies::copy_to_slot(object, self.objects.as_fd(), slot, remaining_bytes) {
+            Ok(copied) => copied.ok_or(UndoRecordError::Full { limit_bytes: self.limit_bytes }),
+            Err(errno @ (Errno::ACCESS | Errno::PERM)) => Err(UndoRecordError::Unreadable(errno)),
+            Err(errno) => Err(UndoRecordError::Store(errno)),
+        }
     }
 
     fn note_slot(&mut self, object: &TreeObject, bytes: u64) -> Result<(), UndoRecordError> {

@@ -10,7 +10,7 @@ use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_
 use super::compare::{ComparedPath, RestoreAction, RunComparer, is_beneath};
 use super::content_copies::may_have_writer;
 use super::journal::{ObjectKey, key_of};
-use super::paths::join_path;
+use super::paths::{join_path, path_and_above, paths_above};
 
 /// Most names that are checked in such paths.
 const MAX_CHECKED_NAMES: usize = 100_000;
@@ -41,10 +41,8 @@ impl<'o> RestoreOutcome<'o> {
 
     /// Returns whether a path will be removed because it, or a path above it, is new.
     fn will_remove(&self, path: &[u8]) -> bool {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let goes = |one: &&ComparedPath| one.plan == RestoreAction::Remove && one.conflict.is_none();
-        self.put.is_none()
-            && ends.chain([path.len()]).any(|end| self.compared_paths.get(&path[..end]).is_some_and(goes))
+        self.put.is_none() && path_and_above(path).any(|path| self.compared_paths.get(path).is_some_and(goes))
     }
 }
 
@@ -79,8 +77,7 @@ impl RunComparer<'_> {
     }
 
     fn is_newer_path(&self, guarded_path: Vec<u8>, outcome: &RestoreOutcome<'_>, remaining_names: &mut usize) -> bool {
-        let ends = guarded_path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        for above in ends.map(|end| &guarded_path[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
+        for above in paths_above(&guarded_path).filter(|above| !self.guard.has_guarded_name(above)) {
             match self.run.find_object(above) {
                 Ok(Some(object)) if self.is_newer_thing(above, &object, outcome) => return true,
                 Ok(Some(_)) => {}

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Gid, RenameFlags, Uid, chownat, renameat_with, unlinkat};
+use rustix::fs::{AtFlags, RenameFlags, renameat_with, unlinkat};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_sys::Errno;
 
@@ -16,13 +16,14 @@ use super::compare::{
 };
 use super::end_record::{find_beneath, in_journal};
 use super::guard::{REOPENED_REASON, RestoreMoment};
-use super::held_name::{RestoreTarget, split_path};
-use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, key_of};
+use super::held_name::RestoreTarget;
+use super::journal::{JournalLine, ObjectKey, OriginalObject, key_of, open_journal};
 use super::newer::creation_time;
-use super::paths::join_path;
+use super::paths::{join_path, split_path};
 use super::reopen::RestoreOutcome;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
+use crate::state_files::LineWriter;
 
 /// Most levels of a directory that is removed.
 const MAX_DEPTH: usize = 400;
@@ -61,7 +62,7 @@ pub(super) struct WorkspaceRestorer<'c, 'r> {
     failed: Vec<PathError>,
     /// Paths of the touched objects.
     touched: HashMap<ObjectKey, Vec<u8>>,
-    writer: JournalWriter,
+    writer: LineWriter,
     /// Objects that were in the way and are still needed, moved from the first path to the second.
     backup_paths: Vec<(Vec<u8>, Vec<u8>)>,
     /// Prefix of names that only this run's restoration uses.
@@ -92,7 +93,7 @@ impl UndoRun {
         if !comparison.conflicts.is_empty() && !skips_conflicts {
             return Ok(RestoreResult { comparison, ..RestoreResult::default() });
         }
-        let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
+        let mut writer = open_journal(self.directory.as_fd()).map_err(in_journal)?;
         writer.append_line(&JournalLine::Restoring).map_err(in_journal)?;
         comparing.note_directories(&item, &mut writer)?;
         writer.sync().map_err(in_journal)?;
@@ -137,11 +138,11 @@ impl RunComparer<'_> {
     }
 
     /// Records the times of directories in which the restoration changes names but the run did not.
-    fn note_directories(&self, item: &[ComparedPath], writer: &mut JournalWriter) -> Result<(), UndoError> {
+    fn note_directories(&self, item: &[ComparedPath], writer: &mut LineWriter) -> Result<(), UndoError> {
         let acted = item.iter().filter(|item| item.plan != RestoreAction::Stay && item.conflict.is_none());
         let mut noted = BTreeSet::new();
         for path in acted.map(|item| item.path.as_slice()) {
-            let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+            let above = split_path(path).0;
             if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
                 let found = find_beneath(self.run.root.as_fd(), above).ok().flatten().filter(TreeObject::is_directory);
                 let Some(before) = found.and_then(|found| OriginalObject::from_object(&found).ok()) else { continue };
@@ -154,7 +155,7 @@ impl RunComparer<'_> {
 }
 
 impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
-    pub(super) fn new(comparing: &'c RunComparer<'r>, item: &'c [ComparedPath], writer: JournalWriter) -> Self {
+    pub(super) fn new(comparing: &'c RunComparer<'r>, item: &'c [ComparedPath], writer: LineWriter) -> Self {
         let mut needed = HashMap::new();
         for item in item.iter().filter(|item| item.conflict.is_none()) {
             if let RestoreAction::Put(Some(ContentSource::Moved(from) | ContentSource::Linked(from))) = &item.plan {
@@ -198,14 +199,10 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         self.remove_all(&needed, watch)?;
         for (_, backup_path) in std::mem::take(&mut self.backup_paths) {
             let now = self.find_object(&backup_path).ok().flatten();
-            let done = self.remove(&backup_path, now.as_ref());
-            self.note_failure(&backup_path, done);
-            report_step(watch, &backup_path)?;
+            self.step(watch, &backup_path, |this| this.remove(&backup_path, now.as_ref()))?;
         }
         for one in item.iter().rev() {
-            let done = self.finish_directory(one);
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
+            self.step(watch, &one.path, |this| this.finish_directory(one))?;
         }
         let opened_modes: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
         for (path, mode) in opened_modes {
@@ -222,22 +219,25 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         one.effect.is_some() && kind.is_some_and(|kind| self.comparing.leads_on(&one.path, kind))
     }
 
+    /// Carries out one step, and notes its failure.
+    fn step(
+        &mut self,
+        watch: RestoreCallback<'_>,
+        path: &[u8],
+        act: impl FnOnce(&mut Self) -> Result<(), Errno>,
+    ) -> Result<(), UndoError> {
+        let done = act(self);
+        self.note_failure(path, done);
+        let path = Path::new(to_os_str(path));
+        watch(path).map_err(|errno| PathError::new(path, errno).into())
+    }
+
     fn put_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in item {
-            let done = self.restore_path(one);
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
-        }
-        Ok(())
+        item.iter().try_for_each(|one| self.step(watch, &one.path, |this| this.restore_path(one)))
     }
 
     fn remove_all(&mut self, item: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
-        for one in item {
-            let done = self.remove(&one.path, one.now.as_ref());
-            self.note_failure(&one.path, done);
-            report_step(watch, &one.path)?;
-        }
-        Ok(())
+        item.iter().try_for_each(|one| self.step(watch, &one.path, |this| this.remove(&one.path, one.now.as_ref())))
     }
 
     /// Records the change time of an object after it is restored.
@@ -298,7 +298,7 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         let mode = stat.st_mode & stockade_files::object::MODE_BITS;
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         if mode & 0o700 != 0o700 && is_own && !rustix::process::geteuid().is_root() {
-            self.record_touch(path, &TreeObject::from_fd(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
+            self.record_touch(path, &TreeObject::duplicate(held)?)?;
             stockade_sys::actor::change_mode(held.as_fd(), mode | 0o700)?;
             self.opened.entry(path.to_vec()).or_insert(mode);
         }
@@ -420,25 +420,25 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
         }
         self.record_touch(path, &directory)?;
         self.open_up(path, &directory.fd)?;
-        for (inner, _) in list_entries(directory.fd.as_fd())? {
-            let path = join_path(path, &inner);
-            let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&inner))? else { continue };
+        for (inner, object) in directory.entries()? {
+            let (inner, object) = (inner.as_encoded_bytes(), object?);
+            let path = join_path(path, inner);
             if self.is_needed(&path, false)
                 || self.comparing.newer.contains(&path)
-                || !self.comparing.may_go(&directory, &inner, &object)
+                || !self.comparing.may_go(&directory, inner, &object)
             {
                 continue;
             }
             if object.is_directory() {
-                match self.remove_directory((&directory.fd, to_os_str(&inner)), &path, object, depth + 1) {
+                match self.remove_directory((&directory.fd, to_os_str(inner)), &path, object, depth + 1) {
                     Ok(()) | Err(Errno::NOTEMPTY) => {}
                     Err(errno) => return Err(errno),
                 }
-            } else if self.is_old(&object) || self.is_partial(&inner) {
+            } else if self.is_old(&object) || self.is_partial(inner) {
                 if object.stat.st_nlink > 1 {
                     self.record_touch(&path, &object)?;
                 }
-                unlinkat(&directory.fd, to_os_str(&inner), AtFlags::empty())?;
+                unlinkat(&directory.fd, to_os_str(inner), AtFlags::empty())?;
             }
         }
         let removed = unlinkat(held, name, AtFlags::REMOVEDIR);
@@ -447,14 +447,9 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
                 self.opened.remove(path);
                 Ok(())
             }
+            Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 => Err(Errno::NOTEMPTY),
             // The remaining entries were reported as conflicts.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 || !self.comparing.newer.is_empty() => {
-                if depth > 0 {
-                    Err(Errno::NOTEMPTY)
-                } else {
-                    Ok(())
-                }
-            }
+            Err(Errno::NOTEMPTY | Errno::EXIST) if !self.comparing.newer.is_empty() => Ok(()),
             Err(errno) => Err(errno),
         }
     }
@@ -486,11 +481,6 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     }
 }
 
-fn report_step(watch: RestoreCallback<'_>, path: &[u8]) -> Result<(), UndoError> {
-    let path = Path::new(to_os_str(path));
-    watch(path).map_err(|errno| PathError::new(path, errno).into())
-}
-
 /// Sets all metadata of an object, the time last because every other change updates it.
 pub(super) fn set_metadata(object: &TreeObject, before: &OriginalObject) -> Result<(), Errno> {
     set_attributes(object, before)?;
@@ -498,20 +488,11 @@ pub(super) fn set_metadata(object: &TreeObject, before: &OriginalObject) -> Resu
 }
 
 pub(super) fn set_attributes(object: &TreeObject, before: &OriginalObject) -> Result<(), Errno> {
-    if (object.stat.st_uid, object.stat.st_gid) != (before.user, before.group) {
-        let owner = (Uid::from_raw(before.user), Gid::from_raw(before.group));
-        // This also clears the set-user-ID bits, so the mode is set afterwards.
-        chownat(&object.fd, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)?;
-    }
+    // This also clears the set-user-ID bits, so the mode is set afterwards.
+    object.set_owner((before.user, before.group))?;
     if before.kind == ObjectKind::Link {
         return Ok(());
     }
-    let present = object.read_attributes()?;
-    for (name, _) in present.iter().filter(|(name, _)| !before.attributes.iter().any(|(other, _)| other == name)) {
-        object.remove_attribute(name.as_bytes())?;
-    }
-    for (name, value) in before.attributes.iter().filter(|pair| !present.contains(pair)) {
-        object.set_attribute(name.as_bytes(), value.as_bytes())?;
-    }
+    object.replace_attributes(&before.attributes)?;
     object.set_mode(before.mode)
 }

@@ -2,12 +2,11 @@
 //! the meaning of journal lines.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, renameat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, renameat};
 use serde::{Deserialize, Serialize};
 use stockade_files::object::{list_entry_names, make_where_missing};
 use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
@@ -16,6 +15,8 @@ use stockade_sys::Errno;
 
 use super::recorder::{UndoRecordError, UndoRecorder};
 use crate::PathError;
+use crate::error::PathContext;
+use crate::state_files::{Durability, open_directory, open_to_write, open_workspace, read_file, write_json};
 
 const LOCK_FILE: &str = "lock";
 const META_FILE: &str = "run";
@@ -134,7 +135,7 @@ pub struct UndoRun {
     pub(super) objects: OwnedFd,
     /// Description of the run.
     pub meta: UndoMeta,
-    _lock: OwnedFd,
+    _lock: File,
 }
 
 impl UndoStore {
@@ -166,8 +167,8 @@ impl UndoStore {
     /// [`UndoError`] if the run cannot be recorded; it must not start then.
     pub fn begin_run(&self, new: &NewUndoRun) -> Result<(UndoRun, UndoRecorder), UndoError> {
         self.remove_old(&new.workspace)?;
-        let root = open_root(&new.workspace).map_err(|errno| PathError::new(&new.workspace, errno))?;
-        let stat = fstat(&root).map_err(|errno| PathError::new(&new.workspace, errno))?;
+        let root = open_workspace(&new.workspace)?;
+        let stat = fstat(&root).at_path(&new.workspace)?;
         let id = new.request.as_str();
         make_where_missing(&self.directory, id, Mode::RWXU).map_err(store_error("write in"))?;
         let directory = open_directory(self.directory.as_fd(), id).map_err(store_error("write in"))?;
@@ -183,7 +184,7 @@ impl UndoStore {
             protect: new.protect.clone(),
         };
         if read_meta(directory.as_fd()).is_err() {
-            write_meta(directory.as_fd(), &meta).map_err(store_error("write in"))?;
+            write_json(&directory, META_FILE, &meta, Durability::Unflushed).map_err(store_error("write in"))?;
         }
         let held = rustix::io::fcntl_dupfd_cloexec(&root, 3).map_err(store_error("open"))?;
         let recorder = UndoRecorder::open(held, &new.workspace, directory.as_fd(), (new.limit_bytes, &new.protect))?;
@@ -231,21 +232,27 @@ impl UndoStore {
         }
     }
 
+    /// Opens and locks the directory of a run.
+    fn lock_existing(&self, id: &str) -> Result<(OwnedFd, File), UndoError> {
+        let directory = match open_directory(&self.directory, id) {
+            Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
+            other => other.map_err(store_error("read"))?,
+        };
+        let lock = lock_run(directory.as_fd(), id)?;
+        Ok((directory, lock))
+    }
+
     /// Opens a run for comparison or restoration.
     ///
     /// # Errors
     /// [`UndoError`] if the run has not ended, or if its workspace is missing.
     pub fn open_run(&self, request: &RequestId) -> Result<UndoRun, UndoError> {
         let id = request.as_str();
-        let directory = match open_directory(self.directory.as_fd(), id) {
-            Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
-            other => other.map_err(store_error("read"))?,
-        };
-        let lock = lock_run(directory.as_fd(), id)?;
+        let (directory, lock) = self.lock_existing(id)?;
         let meta = read_meta(directory.as_fd()).map_err(UndoError::Damaged)?;
         let workspace = meta.workspace.as_path();
-        let root = open_root(workspace).map_err(|errno| PathError::new(workspace, errno))?;
-        let stat = fstat(&root).map_err(|errno| PathError::new(workspace, errno))?;
+        let root = open_workspace(workspace)?;
+        let stat = fstat(&root).at_path(workspace)?;
         if (stat.st_dev, stat.st_ino) != meta.root {
             return Err(UndoError::Moved(meta.workspace.to_escaped()));
         }
@@ -259,11 +266,7 @@ impl UndoStore {
     /// [`UndoError`] if the run has not ended, or cannot be removed.
     pub fn remove_run(&self, request: &RequestId) -> Result<(), UndoError> {
         let id = request.as_str();
-        let directory = match open_directory(self.directory.as_fd(), id) {
-            Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
-            other => other.map_err(store_error("read"))?,
-        };
-        let _lock = lock_run(directory.as_fd(), id)?;
+        let (_, _lock) = self.lock_existing(id)?;
         let removal_name = format!("{REMOVAL_PREFIX}{id}");
         remove_tree(self.directory.as_fd(), removal_name.as_bytes())?;
         renameat(&self.directory, id, &self.directory, removal_name.as_str()).map_err(store_error("write in"))?;
@@ -312,23 +315,12 @@ fn has_id_prefix(id: &str, typed: &str) -> bool {
     id.starts_with(typed) || id.split_once('_').is_some_and(|(_, rest)| rest.starts_with(typed))
 }
 
-fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Result<OwnedFd, Errno> {
-    openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
-/// Opens a workspace by a path without symbolic links.
-fn open_root(workspace: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(CWD, workspace, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
-}
-
 pub(super) fn open_objects(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_directory(directory, OBJECTS_DIRECTORY)
 }
 
-fn lock_run(directory: BorrowedFd<'_>, id: &str) -> Result<OwnedFd, UndoError> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = openat(directory, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR).map_err(store_error("lock a run in"))?;
+fn lock_run(directory: BorrowedFd<'_>, id: &str) -> Result<File, UndoError> {
+    let lock = open_to_write(directory, LOCK_FILE, OFlags::RDWR).map_err(store_error("lock a run in"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(Errno::WOULDBLOCK) => Err(UndoError::Busy(id.to_owned())),
@@ -338,27 +330,13 @@ fn lock_run(directory: BorrowedFd<'_>, id: &str) -> Result<OwnedFd, UndoError> {
 
 fn read_meta(directory: BorrowedFd<'_>) -> Result<UndoMeta, PathError> {
     let at = Path::new(META_FILE);
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(directory, META_FILE, flags, Mode::empty()).map_err(|errno| PathError::new(at, errno))?;
-    let mut text = Vec::new();
-    let read = File::from(file).take(MAX_META_BYTES).read_to_end(&mut text);
-    read.map_err(|error| PathError::from_reason(at, &error.to_string()))?;
+    let text = read_file(directory, META_FILE, MAX_META_BYTES)?.ok_or_else(|| PathError::new(at, Errno::NOENT))?;
     let meta: UndoMeta = serde_json::from_slice(&text)
         .map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?;
     match meta.version {
         STORAGE_VERSION => Ok(meta),
         other => Err(PathError::from_reason(at, &format!("this version does not know its format {other}"))),
     }
-}
-
-/// Writes the description atomically.
-fn write_meta(directory: BorrowedFd<'_>, meta: &UndoMeta) -> Result<(), Errno> {
-    let partial = "run.partial";
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let text = serde_json::to_vec(meta).map_err(|_| Errno::INVAL)?;
-    let mut file = File::from(openat(directory, partial, flags, Mode::RUSR | Mode::WUSR)?);
-    file.write_all(&text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    renameat(directory, partial, directory, META_FILE)
 }
 
 fn now_ms() -> u64 {

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlag
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId};
 use stockade_sys::Errno;
 
-use super::journal::{JournalLine, JournalWriter};
+use super::journal::{JournalLine, open_journal};
 use super::store::count_slots;
 use super::*;
 
@@ -547,7 +547,7 @@ fn files_moved_into_a_new_directory_stay() {
         run.record_final_state().unwrap();
         if !is_known {
             use std::os::fd::AsFd as _;
-            let mut writer = JournalWriter::open(run.directory.as_fd()).unwrap();
+            let mut writer = open_journal(run.directory.as_fd()).unwrap();
             let meta = fs::metadata(root.join("out/inner")).unwrap();
             let line = JournalLine::Made { device: meta.dev(), inode: meta.ino(), inner: None };
             writer.append_line(&line).unwrap();

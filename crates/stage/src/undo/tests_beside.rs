@@ -67,7 +67,7 @@ fn files_put_in_a_moving_directory_are_taken_back() {
     run.record_final_state().unwrap();
     drop(recorder);
     let (comparing, _) = RunComparer::new(&run).unwrap();
-    let writer = JournalWriter::open(run.directory.as_fd()).unwrap();
+    let writer = open_journal(run.directory.as_fd()).unwrap();
     let mut restoring = WorkspaceRestorer::new(&comparing, &[], writer);
     let take_back =
         |spot: &RestoreTarget<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
@@ -110,7 +110,7 @@ fn restored_objects_are_not_recognized_by_inode() {
     let meta = fs::metadata(root.join("b/new")).unwrap();
     let born = Some(stockade_files::object::FileTime::default());
     let line = JournalLine::Touched { device: meta.dev(), inode: meta.ino(), changed: None, born };
-    JournalWriter::open(run.directory.as_fd()).unwrap().append_line(&line).unwrap();
+    open_journal(run.directory.as_fd()).unwrap().append_line(&line).unwrap();
     let refused = run.restore_paths(&[], false, &mut |_| Ok(())).unwrap();
     assert!(!refused.is_done, "{refused:?}");
     assert_eq!(fs::read(root.join("b/new")).unwrap(), b"person");

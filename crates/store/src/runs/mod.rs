@@ -9,17 +9,17 @@
 
 mod output;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, RequestCommand, RequestId, RunOutcome, SessionId};
 
-use crate::database_path::{StoreFileError, private_directory, system_error};
-use crate::live_directories;
+use crate::database_path::{StoreFileError, private_directory};
+use crate::live_directories::{self, LiveDirectory};
 
 pub use output::{OutputPiece, OutputReader, OutputStream, OutputWriter};
 
@@ -66,11 +66,7 @@ pub struct RunStore {
 }
 
 /// Detached run of a user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DetachedRun {
-    id: RequestId,
-    path: PathBuf,
-}
+pub type DetachedRun = LiveDirectory<RequestId>;
 
 /// Run that this process supervises, until it ends.
 #[derive(Debug)]
@@ -115,7 +111,7 @@ impl RunStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_runs(&self) -> Result<Vec<DetachedRun>, StoreFileError> {
-        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
+        DetachedRun::list_in(&self.root)
     }
 
     /// Returns the run whose id begins with `name`.
@@ -136,7 +132,7 @@ impl RunStore {
         let mut over: Vec<(u64, DetachedRun)> = self
             .list_runs()?
             .into_iter()
-            .filter(|run| !run.is_watched())
+            .filter(|run| !run.is_supervised())
             .map(|run| (run.read_description().map_or(0, |about| about.started_ms), run))
             .collect();
         over.sort_by_key(|(started_ms, _)| std::cmp::Reverse(*started_ms));
@@ -148,30 +144,15 @@ impl RunStore {
 }
 
 impl DetachedRun {
-    /// Returns its id.
-    pub fn id(&self) -> &RequestId {
-        &self.id
-    }
-
-    /// Returns its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns its description, if it is stored already.
     pub fn read_description(&self) -> Option<RunDescription> {
         live_directories::read_json(&self.path, DESCRIPTION_FILE)
     }
 
-    /// Returns whether its supervisor is running, without which the run cannot be alive.
-    pub fn is_watched(&self) -> bool {
-        live_directories::is_held(&self.path)
-    }
-
     /// Returns its state.
     pub fn read_state(&self) -> DetachedRunState {
         // In this order, because the outcome is written before the lock is released.
-        if self.is_watched() {
+        if self.is_supervised() {
             return DetachedRunState::Running;
         }
         live_directories::read_json(&self.path, OUTCOME_FILE)
@@ -192,14 +173,6 @@ impl DetachedRun {
         let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&instance, &self.path, WatchFlags::MODIFY | WatchFlags::CREATE)?;
         Ok(instance)
-    }
-
-    /// Removes the run.
-    ///
-    /// # Errors
-    /// [`StoreFileError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), StoreFileError> {
-        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
 }
 

@@ -3,7 +3,7 @@
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::{DatabaseSchema, read_time, to_sql_integer};
+use super::{DatabaseSchema, read_amount, to_sql_integer};
 use crate::anchors::{AnchorRecord, AnchorStore, MAX_ANCHORED_LOGS};
 use crate::database::StoreError;
 
@@ -41,7 +41,7 @@ impl AnchorStore {
     /// # Errors
     /// [`StoreError`] if the store failed.
     pub fn advance_anchor(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
-        let mut connection = self.lock_database();
+        let mut connection = self.database.lock();
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let sql = format!(
             "INSERT INTO anchor ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
@@ -78,10 +78,7 @@ impl AnchorStore {
     /// [`StoreError`] if the store failed.
     pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1");
-        let connection = self.lock_database();
-        let mut statement = connection.prepare_cached(&sql)?;
-        let rows = statement.query_map([to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)?;
-        Ok(rows.collect::<rusqlite::Result<_>>()?)
+        self.database.select_rows(&sql, [to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)
     }
 
     /// Returns the anchor of one log.
@@ -90,19 +87,18 @@ impl AnchorStore {
     /// [`StoreError`] if the store failed.
     pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor WHERE log = ?1");
-        Ok(self.lock_database().prepare_cached(&sql)?.query_row([log], parse_anchor).optional()?)
+        Ok(self.database.lock().prepare_cached(&sql)?.query_row([log], parse_anchor).optional()?)
     }
 }
 
 fn parse_anchor(row: &Row<'_>) -> rusqlite::Result<AnchorRecord> {
-    let amount = |column| Ok::<_, rusqlite::Error>(read_time(row, column)?.unwrap_or(0));
     Ok(AnchorRecord {
         log: row.get(0)?,
-        seq: amount(1)?,
+        seq: read_amount(row, 1)?,
         hash: row.get(2)?,
-        end: amount(3)?,
-        durable: amount(4)?,
+        end: read_amount(row, 3)?,
+        durable: read_amount(row, 4)?,
         boot: row.get(5)?,
-        noted_ms: amount(6)?,
+        noted_ms: read_amount(row, 6)?,
     })
 }

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use stockade_model::{ApprovalId, ApprovalScope, Digest, Grant, RawText, SessionId};
 
-use super::{DatabaseSchema, SqlError, parse_column, read_time, to_sql_integer};
+use super::{DatabaseSchema, is_duplicate, json_text, parse_column, read_amount, read_time, to_sql_integer};
 use crate::database::StoreError;
 use crate::remembered::{ApprovalNamespace, ApprovalRecord, Consent};
 use crate::store::{ApprovalStore, MAX_LISTED};
@@ -48,8 +48,8 @@ const PRECEDENCE_ORDER: &str = "consent = 'approved', \
                           created_ms, id";
 
 impl ApprovalStore {
-    /// Inserts an answer that may be remembered.
-    pub(crate) fn insert_answer(&self, r: &ApprovalRecord) -> Result<(), SqlError> {
+    /// Inserts an answer that may be remembered; returns false if its id is taken.
+    pub(crate) fn insert_answer(&self, r: &ApprovalRecord) -> Result<bool, StoreError> {
         let (scope, remaining, until_ms) = match r.scope {
             ApprovalScope::Once => ("once", None, None),
             ApprovalScope::Session => ("session", None, None),
@@ -57,11 +57,11 @@ impl ApprovalStore {
             ApprovalScope::Until(until_ms) => ("until", None, Some(to_sql_integer(until_ms))),
             ApprovalScope::Always => ("always", None, None),
         };
-        let grants = serde_json::to_string(&r.grants).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let grants = json_text(&r.grants)?;
         let sql = format!(
             "INSERT INTO approval ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
         );
-        self.lock_database().prepare_cached(&sql)?.execute(params![
+        let inserted = self.database.lock().prepare_cached(&sql)?.execute(params![
             r.id.as_str(),
             r.namespace.as_str(),
             r.digest.as_str(),
@@ -77,8 +77,11 @@ impl ApprovalStore {
             r.request.as_str(),
             r.revoked_ms.map(to_sql_integer),
             r.ended_ms.map(to_sql_integer),
-        ])?;
-        Ok(())
+        ]);
+        match inserted {
+            Err(error) if is_duplicate(&error) => Ok(false),
+            other => Ok(other? > 0),
+        }
     }
 
     /// Returns the remembered answer to a question, if there is one. Refusals precede approvals,
@@ -96,7 +99,7 @@ impl ApprovalStore {
         session: Option<&SessionId>,
         now_ms: u64,
     ) -> Result<Option<ApprovalRecord>, StoreError> {
-        let mut connection = self.lock_database();
+        let mut connection = self.database.lock();
         let found = find_matching(&connection, namespace, digest, session, now_ms)?;
         if !matches!(found, Some(ApprovalRecord { scope: ApprovalScope::Times(_), .. })) {
             return Ok(found);
@@ -119,10 +122,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
-        let connection = self.lock_database();
-        let mut statement = connection.prepare_cached(&sql)?;
-        let rows = statement.query_map([], parse_answer)?;
-        Ok(rows.collect::<rusqlite::Result<_>>()?)
+        self.database.select_rows(&sql, [], parse_answer)
     }
 
     /// Returns one remembered answer.
@@ -131,7 +131,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
-        Ok(self.lock_database().prepare_cached(&sql)?.query_row([id.as_str()], parse_answer).optional()?)
+        Ok(self.database.lock().prepare_cached(&sql)?.query_row([id.as_str()], parse_answer).optional()?)
     }
 
     /// Revokes an answer, which then answers no question. Returns false if it does not exist, or
@@ -141,7 +141,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
         let sql = "UPDATE approval SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL";
-        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])? > 0)
+        Ok(self.database.execute(sql, params![id.as_str(), to_sql_integer(now_ms)])? > 0)
     }
 
     /// Ends the answers of a session; returns their number.
@@ -150,7 +150,7 @@ impl ApprovalStore {
     /// [`StoreError`] if the store failed.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
         let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
-        Ok(self.lock_database().prepare_cached(sql)?.execute(params![session.as_str(), to_sql_integer(now_ms)])?)
+        self.database.execute(sql, params![session.as_str(), to_sql_integer(now_ms)])
     }
 
     /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
@@ -161,7 +161,7 @@ impl ApprovalStore {
     pub fn prune_answers(&self, before_ms: u64) -> Result<usize, StoreError> {
         let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
                    OR (remaining = 0 AND created_ms < ?1)";
-        Ok(self.lock_database().prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?)
+        self.database.execute(sql, [to_sql_integer(before_ms)])
     }
 
     /// Checks the whole store for damage.
@@ -169,7 +169,7 @@ impl ApprovalStore {
     /// # Errors
     /// [`StoreError::Corrupt`] with the first damage.
     pub fn check_integrity(&self) -> Result<(), StoreError> {
-        Ok(super::check_file(&self.lock_database())?)
+        self.database.check_file()
     }
 }
 
@@ -179,7 +179,7 @@ fn find_matching(
     digest: &Digest,
     session: Option<&SessionId>,
     now_ms: u64,
-) -> Result<Option<ApprovalRecord>, SqlError> {
+) -> Result<Option<ApprovalRecord>, StoreError> {
     let sql = format!("SELECT {COLUMNS} FROM approval WHERE {MATCHING_CONDITION} ORDER BY {PRECEDENCE_ORDER} LIMIT 1");
     let session = session.map(SessionId::as_str);
     let mut statement = connection.prepare_cached(&sql)?;
@@ -200,7 +200,7 @@ fn parse_answer(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let scope = match row.get_ref(6)?.as_str()? {
         "session" => ApprovalScope::Session,
         "times" => ApprovalScope::Times(row.get(8)?),
-        "until" => ApprovalScope::Until(read_time(row, 9)?.unwrap_or(0)),
+        "until" => ApprovalScope::Until(read_amount(row, 9)?),
         "always" => ApprovalScope::Always,
         _ => parse_column(row, 6, |_| None)?,
     };
@@ -219,7 +219,7 @@ fn parse_answer(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         scope,
         session: session.map(|_| parse_column(row, 7, |text| text.parse().ok())).transpose()?,
         by: row.get(10)?,
-        created_ms: read_time(row, 11)?.unwrap_or(0),
+        created_ms: read_amount(row, 11)?,
         request: parse_column(row, 12, |text| text.parse().ok())?,
         revoked_ms: read_time(row, 13)?,
         ended_ms: read_time(row, 14)?,

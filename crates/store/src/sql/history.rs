@@ -3,7 +3,8 @@
 use rusqlite::{Row, Transaction, TransactionBehavior, params};
 use stockade_model::SandboxId;
 
-use super::{SqlError, parse_column, read_time, to_sql_integer};
+use super::{json_text, parse_column, read_amount, read_time, to_sql_integer};
+use crate::database::StoreError;
 use crate::sandboxes::{CommandRecord, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxStore, SandboxStoreError, truncate_text};
 
 /// Migration of the file of sandboxes to its second version.
@@ -31,9 +32,9 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed.
     pub fn note_command(&self, id: &SandboxId, record: CommandRecord) -> Result<(), SandboxStoreError> {
-        let status = serde_json::to_string(&record.status).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let status = json_text(&record.status)?;
         let text = truncate_text(&record.text, MAX_TEXT_BYTES);
-        let mut connection = self.lock_database();
+        let mut connection = self.database.lock();
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let sql = format!("INSERT INTO command (sandbox, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)");
         transaction.execute(
@@ -63,16 +64,13 @@ impl SandboxStore {
     /// [`SandboxStoreError`] if the store failed.
     pub fn list_commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxStoreError> {
         let sql = format!("SELECT {COLUMNS} FROM command WHERE sandbox = ?1 ORDER BY ended_ms, rowid");
-        let connection = self.lock_database();
-        let mut statement = connection.prepare_cached(&sql)?;
-        let rows = statement.query_map([id.as_str()], parse_command)?;
-        Ok(rows.collect::<rusqlite::Result<_>>()?)
+        Ok(self.database.select_rows(&sql, [id.as_str()], parse_command)?)
     }
 
     /// Removes commands of sandboxes that are no longer known.
-    pub(super) fn prune_commands(&self) -> Result<(), SqlError> {
+    pub(super) fn prune_commands(&self) -> Result<(), StoreError> {
         let sql = "DELETE FROM command WHERE sandbox NOT IN (SELECT id FROM sandbox)";
-        Ok(self.lock_database().execute(sql, []).map(drop)?)
+        Ok(self.database.lock().execute(sql, []).map(drop)?)
     }
 }
 
@@ -81,8 +79,8 @@ fn parse_command(row: &Row<'_>) -> rusqlite::Result<CommandRecord> {
         request: parse_column(row, 0, |text| text.parse().ok())?,
         user: row.get(1)?,
         text: row.get(2)?,
-        started_ms: read_time(row, 3)?.unwrap_or(0),
-        ended_ms: read_time(row, 4)?.unwrap_or(0),
+        started_ms: read_amount(row, 3)?,
+        ended_ms: read_amount(row, 4)?,
         status: parse_column(row, 5, |text| serde_json::from_str(&text).ok())?,
         exit_code: row.get(6)?,
         memory_peak_bytes: read_time(row, 7)?,

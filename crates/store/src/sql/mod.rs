@@ -10,13 +10,15 @@ mod history;
 pub(crate) mod sandbox;
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::types::Type;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBehavior};
+use serde::Serialize;
 
-use crate::database::{BUSY_TIMEOUT_MS, StoreError};
+use crate::database::{BUSY_TIMEOUT_MS, StoreError, StoreOpenError, open_error};
 
 /// Schema of a database file.
 #[derive(Clone, Copy, Debug)]
@@ -28,26 +30,7 @@ pub(crate) struct DatabaseSchema {
     pub migrations: &'static [&'static str],
 }
 
-/// Error of a statement, by the remedy that it needs.
-#[derive(Debug)]
-pub(crate) enum SqlError {
-    /// Another process kept the database locked.
-    Busy,
-    /// The disk is full.
-    Full,
-    /// The file is no database, or is damaged.
-    Corrupt(String),
-    /// The database belongs to another program.
-    Foreign,
-    /// The database was written by a newer version.
-    Newer { found: i64, known: i64 },
-    /// A row with this id exists.
-    Duplicate,
-    /// Any other error.
-    Other(Box<dyn std::error::Error + Send + Sync>),
-}
-
-impl From<rusqlite::Error> for SqlError {
+impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         match (&error, error.sqlite_error_code()) {
             (_, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)) => Self::Busy,
@@ -59,24 +42,64 @@ impl From<rusqlite::Error> for SqlError {
                 | rusqlite::Error::IntegralValueOutOfRange(..),
                 None,
             ) => Self::Corrupt(error.to_string()),
-            (rusqlite::Error::SqliteFailure(e, _), _)
-                if e.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_PRIMARYKEY =>
-            {
-                Self::Duplicate
-            }
+            _ if is_duplicate(&error) => Self::Other("the id is taken".into()),
             _ => Self::Other(Box::new(error)),
         }
     }
 }
 
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> Self {
-        SqlError::from(error).into()
+/// Returns whether a row with this id exists.
+pub(crate) fn is_duplicate(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    code == Some(rusqlite::ffi::SQLITE_CONSTRAINT_PRIMARYKEY)
+}
+
+/// An open database, which threads share by reference.
+#[derive(Debug)]
+pub(crate) struct Database(Mutex<Connection>);
+
+impl Database {
+    pub fn new(connection: Connection) -> Self {
+        Self(Mutex::new(connection))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A panic elsewhere rolled its transaction back.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rows of a query.
+    pub fn select_rows<T>(
+        &self,
+        sql: &str,
+        values: impl rusqlite::Params,
+        parse: fn(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(sql)?;
+        let rows = statement.query_map(values, parse)?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+
+    /// Executes a statement; returns the number of changed rows.
+    pub fn execute(&self, sql: &str, values: impl rusqlite::Params) -> Result<usize, StoreError> {
+        Ok(self.lock().prepare_cached(sql)?.execute(values)?)
+    }
+
+    /// Checks the whole file for damage.
+    pub fn check_file(&self) -> Result<(), StoreError> {
+        let found: String = self.lock().query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }
     }
 }
 
+/// Returns the JSON text of a column.
+pub(crate) fn json_text(value: &impl Serialize) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|e| StoreError::Other(Box::new(e)))
+}
+
 /// Initialises the empty file at `path`, which no other process knows yet.
-pub(crate) fn initialise_database(path: &Path, schema: &DatabaseSchema) -> Result<(), SqlError> {
+pub(crate) fn initialise_database(path: &Path, schema: &DatabaseSchema) -> Result<(), StoreError> {
     let mut connection = connect_file(path)?;
     connection.pragma_update(None, "application_id", schema.application_id)?;
     migrate_schema(&mut connection, schema)?;
@@ -85,24 +108,21 @@ pub(crate) fn initialise_database(path: &Path, schema: &DatabaseSchema) -> Resul
 }
 
 /// Opens an existing database.
-pub(crate) fn open_connection(path: &Path, schema: &DatabaseSchema) -> Result<Connection, SqlError> {
-    let mut connection = connect_file(path)?;
-    let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
-    if application != schema.application_id {
-        return Err(SqlError::Foreign);
+pub(crate) fn open_connection(path: &Path, schema: &DatabaseSchema) -> Result<Connection, StoreOpenError> {
+    let failed = |error| open_error(path, error);
+    let mut connection = connect_file(path).map_err(failed)?;
+    let application: rusqlite::Result<i32> = connection.pragma_query_value(None, "application_id", |row| row.get(0));
+    if application.map_err(|error| open_error(path, error.into()))? != schema.application_id {
+        return Err(StoreOpenError::Foreign { path: path.to_owned() });
     }
-    migrate_schema(&mut connection, schema)?;
-    write_ahead(&connection)?;
-    Ok(connection)
+    let known = schema.migrations.len() as i64;
+    match migrate_schema(&mut connection, schema).map_err(failed)? {
+        found if found > known => Err(StoreOpenError::Newer { path: path.to_owned(), found, known }),
+        _ => write_ahead(&connection).map_err(failed).map(|()| connection),
+    }
 }
 
-/// Checks the whole file for damage.
-pub(crate) fn check_file(connection: &Connection) -> Result<(), SqlError> {
-    let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
-    if found == "ok" { Ok(()) } else { Err(SqlError::Corrupt(found)) }
-}
-
-fn connect_file(path: &Path) -> Result<Connection, SqlError> {
+fn connect_file(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     // First, because the statements below already take locks.
@@ -120,41 +140,44 @@ fn connect_file(path: &Path) -> Result<Connection, SqlError> {
 }
 
 /// Sets write-ahead logging, so that readers do not wait for writers.
-fn write_ahead(connection: &Connection) -> Result<(), SqlError> {
+fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     match mode.as_str() {
         "wal" => Ok(()),
-        other => Err(SqlError::Other(format!("the journal mode is `{other}`, not `wal`").into())),
+        other => Err(StoreError::Other(format!("the journal mode is `{other}`, not `wal`").into())),
     }
 }
 
-fn migrate_schema(connection: &mut Connection, schema: &DatabaseSchema) -> Result<(), SqlError> {
-    let version = |connection: &Connection| -> Result<i64, SqlError> {
+/// Migrates a schema of an earlier version. Returns the version of the schema.
+fn migrate_schema(connection: &mut Connection, schema: &DatabaseSchema) -> Result<i64, StoreError> {
+    let version = |connection: &Connection| -> Result<i64, StoreError> {
         Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
     };
     let known = schema.migrations.len() as i64;
     let found = version(connection)?;
-    if found == known {
-        return Ok(());
-    }
-    if found > known {
-        return Err(SqlError::Newer { found, known });
+    if found >= known {
+        return Ok(found);
     }
     let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
     // Another process may have migrated it meanwhile.
     let found = version(&transaction)?;
-    let from = usize::try_from(found).map_err(|_| SqlError::Corrupt(format!("schema version {found}")))?;
+    let from = usize::try_from(found).map_err(|_| StoreError::Corrupt(format!("schema version {found}")))?;
     for migration in schema.migrations.get(from..).unwrap_or_default() {
         transaction.execute_batch(migration)?;
     }
     transaction.pragma_update(None, "user_version", known)?;
     transaction.commit()?;
-    Ok(())
+    Ok(known)
 }
 
 /// Converts a time for SQLite; a larger value becomes the largest one.
 pub(crate) fn to_sql_integer(time_ms: u64) -> i64 {
     i64::try_from(time_ms).unwrap_or(i64::MAX)
+}
+
+/// Reads a time column, or another amount, that is always set.
+pub(crate) fn read_amount(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(read_time(row, column)?.unwrap_or(0))
 }
 
 /// Reads a time column, or another amount.

@@ -3,7 +3,8 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 
-use super::{DatabaseSchema, SqlError, history, parse_column, read_time, to_sql_integer};
+use super::{DatabaseSchema, history, json_text, parse_column, read_amount, read_time, to_sql_integer};
+use crate::database::StoreError;
 use crate::sandboxes::{MAX_ALIVE_SANDBOXES, MAX_LISTED, SandboxStore, SandboxStoreError};
 
 /// Schema of the file of sandboxes. Searched properties have columns of their own; the rest of the
@@ -35,15 +36,15 @@ const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, us
 
 impl SandboxStore {
     /// Inserts a record; returns false if the limit is reached.
-    pub(crate) fn insert_record(&self, record: &SandboxRecord) -> Result<bool, SqlError> {
-        let mut connection = self.lock_database();
+    pub(crate) fn insert_record(&self, record: &SandboxRecord) -> Result<bool, StoreError> {
+        let mut connection = self.database.lock();
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let alive: i64 =
             transaction.query_row("SELECT count(*) FROM sandbox WHERE state <> 'destroyed'", [], |row| row.get(0))?;
         if alive >= MAX_ALIVE_SANDBOXES {
             return Ok(false);
         }
-        let spec = serde_json::to_string(&record.spec).map_err(|e| SqlError::Other(Box::new(e)))?;
+        let spec = json_text(&record.spec)?;
         let sql = format!("INSERT INTO sandbox ({COLUMNS}, idle_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)");
         transaction.execute(
             &sql,
@@ -69,7 +70,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed.
     pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SandboxStoreError> {
-        Ok(find_record(&self.lock_database(), id)?)
+        Ok(find_record(&self.database.lock(), id)?)
     }
 
     /// Returns all known sandboxes, the newest first; at most [`MAX_LISTED`].
@@ -81,7 +82,7 @@ impl SandboxStore {
     }
 
     /// Returns the sandboxes that are due and not yet being destroyed, the longest overdue first.
-    pub(crate) fn select_due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
+    pub(crate) fn select_due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, StoreError> {
         self.select_sandboxes(
             "state NOT IN ('destroying', 'destroyed') AND (expires_ms <= ?1 OR used_ms + idle_ms <= ?1) \
              ORDER BY min(coalesce(expires_ms, ?2), coalesce(used_ms + idle_ms, ?2)), id",
@@ -90,16 +91,17 @@ impl SandboxStore {
     }
 
     /// Returns the sandboxes in a transitional state.
-    pub(crate) fn select_unfinished(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+    pub(crate) fn select_unfinished(&self) -> Result<Vec<SandboxRecord>, StoreError> {
         self.select_sandboxes("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
     }
 
-    fn select_sandboxes(&self, condition: &str, values: impl rusqlite::Params) -> Result<Vec<SandboxRecord>, SqlError> {
+    fn select_sandboxes(
+        &self,
+        condition: &str,
+        values: impl rusqlite::Params,
+    ) -> Result<Vec<SandboxRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE {condition} LIMIT {MAX_LISTED}");
-        let connection = self.lock_database();
-        let mut statement = connection.prepare_cached(&sql)?;
-        let rows = statement.query_map(values, parse_sandbox)?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        self.database.select_rows(&sql, values, parse_sandbox)
     }
 
     /// Changes the state if that is permitted. Returns the record, and whether it was changed.
@@ -109,8 +111,8 @@ impl SandboxStore {
         to: SandboxState,
         why: Option<&str>,
         now_ms: u64,
-    ) -> Result<Option<(SandboxRecord, bool)>, SqlError> {
-        let mut connection = self.lock_database();
+    ) -> Result<Option<(SandboxRecord, bool)>, StoreError> {
+        let mut connection = self.database.lock();
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let Some(mut found) = find_record(&transaction, id)? else { return Ok(None) };
         if !found.state.may_become(to) {
@@ -124,22 +126,22 @@ impl SandboxStore {
     }
 
     /// Sets the backend; returns whether the sandbox was being made.
-    pub(crate) fn update_backend(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
+    pub(crate) fn update_backend(&self, id: &SandboxId, backend: &str) -> Result<bool, StoreError> {
         let sql = "UPDATE sandbox SET backend = ?2 WHERE id = ?1 AND state = 'creating' AND backend IS NULL";
-        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
+        Ok(self.database.execute(sql, params![id.as_str(), backend])? > 0)
     }
 
     /// Updates the time of use, which never goes back, even if a caller is late.
-    pub(crate) fn update_used_time(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
+    pub(crate) fn update_used_time(&self, id: &SandboxId, now_ms: u64) -> Result<(), StoreError> {
         let sql = "UPDATE sandbox SET used_ms = max(used_ms, ?2) WHERE id = ?1";
-        self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])?;
+        self.database.execute(sql, params![id.as_str(), to_sql_integer(now_ms)])?;
         Ok(())
     }
 
     /// Sets the expiry; returns whether there was a sandbox to extend.
-    pub(crate) fn update_expiry(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
+    pub(crate) fn update_expiry(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, StoreError> {
         let sql = "UPDATE sandbox SET expires_ms = ?2 WHERE id = ?1 AND state NOT IN ('destroying', 'destroyed')";
-        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(expires_ms)])? > 0)
+        Ok(self.database.execute(sql, params![id.as_str(), to_sql_integer(expires_ms)])? > 0)
     }
 
     /// Removes the records of sandboxes destroyed before `before_ms`; returns their number.
@@ -148,7 +150,7 @@ impl SandboxStore {
     /// [`SandboxStoreError`] if the store failed.
     pub fn prune_records(&self, before_ms: u64) -> Result<usize, SandboxStoreError> {
         let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
-        let forgotten = self.lock_database().prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?;
+        let forgotten = self.database.execute(sql, [to_sql_integer(before_ms)])?;
         self.prune_commands()?;
         Ok(forgotten)
     }
@@ -158,11 +160,11 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] with the first damage.
     pub fn check_integrity(&self) -> Result<(), SandboxStoreError> {
-        Ok(super::check_file(&self.lock_database())?)
+        Ok(self.database.check_file()?)
     }
 }
 
-fn find_record(connection: &Connection, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
+fn find_record(connection: &Connection, id: &SandboxId) -> Result<Option<SandboxRecord>, StoreError> {
     let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE id = ?1");
     Ok(connection.prepare_cached(&sql)?.query_row([id.as_str()], parse_sandbox).optional()?)
 }
@@ -174,9 +176,9 @@ fn parse_sandbox(row: &Row<'_>) -> rusqlite::Result<SandboxRecord> {
         backend: row.get(2)?,
         state: parse_column(row, 3, |text| text.parse().ok())?,
         why: row.get(4)?,
-        created_ms: read_time(row, 5)?.unwrap_or(0),
-        changed_ms: read_time(row, 6)?.unwrap_or(0),
-        used_ms: read_time(row, 7)?.unwrap_or(0),
+        created_ms: read_amount(row, 5)?,
+        changed_ms: read_amount(row, 6)?,
+        used_ms: read_amount(row, 7)?,
         expires_ms: read_time(row, 8)?,
     })
 }

@@ -114,7 +114,7 @@ impl RunClient {
         let answered =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
         let attached = control::attach_to_supervisor(run, UserTerminal::open().is_some());
-        let (line, intake) = attached.map_err(|failure| match run.is_watched() {
+        let (line, intake) = attached.map_err(|failure| match run.is_supervised() {
             true => failure,
             false => CliError::new(format!("{} is over", run.id())).with_hint("`stockade logs` shows what it printed"),
         })?;
