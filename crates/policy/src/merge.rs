@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, PolicyVerdict, SandboxPreference};
 
 use crate::egress;
-use crate::error::ConfigError;
-use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
+use crate::error::{ConfigError, SectionError};
+use crate::file::{ConfigFile, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::mounts::MountSnapshot;
 use crate::parse::{KeyPositions, parse_file};
-use crate::review::{ReviewSettings, SectionError};
+use crate::review::ReviewSettings;
 use crate::rules::{PolicyRule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, PolicySettings};
 use crate::shipped;
@@ -209,7 +209,7 @@ impl LayerFile<'_> {
         if self.only_narrows() {
             return Err(self.widening_error(section, "only users of this machine may configure what leaves it"));
         }
-        result.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
+        result.map_err(|(key, why, remedy)| self.error_at(&key, format!("`{key}`: {why}")).with_hint(remedy))
     }
 
     fn apply_mode(
@@ -249,7 +249,6 @@ impl LayerFile<'_> {
             return Err(self.error_at("profiles", format!("at most {MAX_PROFILES} profiles")));
         }
         for (name, section) in &pending {
-            self.check_lengths(name, section)?;
             self.check_profile(settings, name, section)?;
         }
         while !pending.is_empty() {
@@ -267,70 +266,48 @@ impl LayerFile<'_> {
         Ok(())
     }
 
-    fn check_lengths(&self, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
-        let lengths = [
-            ("write", section.write.len()),
-            ("hide", section.hide.len()),
-            ("reveal", section.reveal.len()),
-            ("protect", section.protect.len()),
-            ("sockets", section.sockets.len()),
-            ("exec.ask", section.exec.ask.len()),
-            ("exec.deny", section.exec.deny.len()),
-            ("env.pass", section.env.pass.len()),
-            ("env.drop", section.env.drop.len()),
-            ("env.set", section.env.set.len()),
-        ];
-        let lengths = lengths.into_iter().chain(egress::list_lengths(&section.egress));
-        match lengths.into_iter().find(|(_, length)| *length > MAX_LIST_ENTRIES) {
-            Some((key, _)) => Err(self.error_at(
-                &format!("profiles.{name}.{key}"),
-                format!("at most {MAX_LIST_ENTRIES} entries in one list"),
-            )),
-            None => Ok(()),
-        }
-    }
-
     fn check_profile(
         &self,
         settings: &PolicySettings,
         name: &str,
         section: &ProfileSection,
     ) -> Result<(), ConfigError> {
-        let key = |rest: &str| format!("profiles.{name}{rest}");
+        let fail = |rest: &str, why: &str| self.error_at(&format!("profiles.{name}{rest}"), why);
+        if let Some((key, _)) = list_lengths(section).find(|(_, length)| *length > MAX_LIST_ENTRIES) {
+            return Err(fail(&format!(".{key}"), &format!("at most {MAX_LIST_ENTRIES} entries in one list")));
+        }
         if let Err(why) = name.parse::<ProfileName>() {
-            return Err(self.error_at(&key(""), format!("`{name}`: {why}")));
+            return Err(fail("", &format!("`{name}`: {why}")));
         }
         if name == "host" {
-            let error = self.error_at(&key(""), "the profile `host` has no sandbox and nothing to configure");
+            let error = fail("", "the profile `host` has no sandbox and nothing to configure");
             return Err(error.with_hint("to permit it, set `allow_host = true` in your own configuration"));
         }
-        if let Some(base) = &section.extends {
-            if base.0 == "host" {
-                let error = self.error_at(&key(".extends"), "`host` has no sandbox and cannot be extended");
-                return Err(error.with_hint("extend `workspace` and add what is needed"));
-            }
-            if settings.profiles.contains_key(name) {
-                let error = self.error_at(&key(".extends"), format!("the profile `{name}` exists already"));
-                return Err(error.with_hint("leave `extends` out to add to it, or choose another name"));
-            }
+        if section.extends.as_ref().is_some_and(|base| base.0 == "host") {
+            let error = fail(".extends", "`host` has no sandbox and cannot be extended");
+            return Err(error.with_hint("extend `workspace` and add what is needed"));
+        }
+        if section.extends.is_some() && settings.profiles.contains_key(name) {
+            let error = fail(".extends", &format!("the profile `{name}` exists already"));
+            return Err(error.with_hint("leave `extends` out to add to it, or choose another name"));
         }
         if let Some(variable) = section.env.malformed_name() {
-            let error = self.error_at(&key(".env.set"), format!("`{variable}` is not a variable name"));
+            let error = fail(".env.set", &format!("`{variable}` is not a variable name"));
             return Err(error.with_hint("a variable is letters, digits and `_`, not starting with a digit"));
         }
         if let Some((variable, _)) = section.env.set.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(self.error_at(&key(".env.set"), format!("the value of `{variable}` contains a NUL byte")));
+            return Err(fail(".env.set", &format!("the value of `{variable}` contains a NUL byte")));
         }
         if let Some(0..16) = section.limits.open_files {
-            return Err(self.error_at(&key(".limits.open_files"), "a run needs at least 16 descriptors"));
+            return Err(fail(".limits.open_files", "a run needs at least 16 descriptors"));
         }
-        for (name, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
+        for (key, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
             if amount == Some(0) {
-                return Err(self.error_at(&key(&format!(".limits.{name}")), "must be greater than zero"));
+                return Err(fail(&format!(".limits.{key}"), "must be greater than zero"));
             }
         }
-        if let Err(fault) = egress::check_section(&section.egress) {
-            return Err(self.error_at(&key(&format!(".{}", fault.key)), fault.why).with_hint(fault.hint));
+        if let Err((key, why, hint)) = egress::check_section(&section.egress) {
+            return Err(fail(&format!(".{key}"), &why).with_hint(hint));
         }
         if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
@@ -341,57 +318,40 @@ impl LayerFile<'_> {
         name: &str,
         section: &ProfileSection,
     ) -> Result<(), ConfigError> {
-        let gives = [
-            ("write", section.write.is_empty()),
-            ("reveal", section.reveal.is_empty()),
-            ("sockets", section.sockets.is_empty()),
-            ("env.pass", section.env.pass.is_empty()),
-            ("env.set", section.env.set.is_empty()),
-        ];
-        let gives = gives
-            .map(|(key, is_empty)| (key, !is_empty))
-            .into_iter()
-            .chain(egress::list_widening_keys(&section.egress));
-        if let Some((key, _)) = gives.into_iter().find(|(_, is_used)| *is_used) {
-            return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
+        let widens = |key: &str, why: &str| Err(self.widening_error(&format!("profiles.{name}.{key}"), why));
+        let egress = &section.egress;
+        let used = list_lengths(section).chain([
+            ("egress.secrets", egress.secrets.len()),
+            ("egress.upstream", usize::from(egress.upstream.is_some())),
+        ]);
+        let used: Vec<&str> = used.filter(|(_, length)| *length > 0).map(|(key, _)| key).collect();
+        if let Some(key) = GIVING_KEYS.iter().chain(&egress::GIVING_KEYS).find(|key| used.contains(key)) {
+            return widens(key, "it would give more");
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
         let has = |flag: fn(&ProfileSpec) -> bool| base.is_some_and(flag);
         let base_undo_bytes = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
-        let flags = [
-            (
-                "stage",
-                section.stage == Some(false) && has(ProfileSpec::has_staged_writes),
-                "writes would no longer be staged",
-            ),
-            ("undo", section.undo == Some(false) && has(ProfileSpec::has_undo), "changes could not be undone"),
-            ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes), "it would keep more"),
-            ("caches", section.caches == Some(true) && !has(ProfileSpec::has_caches), "it would give more"),
-        ];
-        if let Some((key, _, why)) = flags.into_iter().find(|(_, widens, _)| *widens) {
-            return Err(self.widening_error(&format!("profiles.{name}.{key}"), why));
+        if section.stage == Some(false) && has(ProfileSpec::has_staged_writes) {
+            return widens("stage", "writes would no longer be staged");
         }
-        let Some(base) = base else {
-            // The profile extends another profile of this file, whose limits are its start.
-            return Ok(());
-        };
+        if section.undo == Some(false) && has(ProfileSpec::has_undo) {
+            return widens("undo", "changes could not be undone");
+        }
+        if section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes) {
+            return widens("undo_bytes", "it would keep more");
+        }
+        if section.caches == Some(true) && !has(ProfileSpec::has_caches) {
+            return widens("caches", "it would give more");
+        }
+        // Without a base, the profile extends another profile of this file, whose limits are its start.
+        let Some(base) = base else { return Ok(()) };
         let mut narrowed = base.clone();
-        narrowed.limits.apply_section(&section.limits, &|_| ValueOrigin::Default);
-        narrowed.egress.apply_section(&section.egress, &|_| ValueOrigin::Default, &settings.home);
-        if let Some(limit) = narrowed.limits.higher_than(&base.limits) {
-            let old = base.limits.get(limit).map(|amount| limit.format_amount(amount)).unwrap_or_default();
-            let why = format!("higher than the {old} in force");
-            return Err(self.widening_error(&format!("profiles.{name}.{}", limit.key()), &why));
+        narrowed.apply_limits(&section.limits.to_limits(), &|_| ValueOrigin::Default);
+        narrowed.egress.apply_section(egress, &|_| ValueOrigin::Default, &settings.home, false);
+        match narrowed.raised_limit(base) {
+            Some((key, old)) => widens(key, &format!("higher than the {old} in force")),
+            None => Ok(()),
         }
-        for ((key, new), (_, old)) in narrowed.egress.limits_by_key().zip(base.egress.limits_by_key()) {
-            if let (Some(new), Some(old)) = (new, old)
-                && new.value > old.value
-            {
-                let why = format!("higher than the {} in force", old.value);
-                return Err(self.widening_error(&format!("profiles.{name}.{key}"), &why));
-            }
-        }
-        Ok(())
     }
 
     fn apply_profile(
@@ -416,11 +376,11 @@ impl LayerFile<'_> {
         let before = if self.only_narrows() { Some(settings.profiles.clone()) } else { None };
         for (other, spec) in &mut settings.profiles {
             if other == name {
-                spec.apply_section(section, &origin, &home);
+                spec.apply_section(section, &origin, &home, false);
             } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
                 // An inherited limit must not undo a lower limit of the derived profile.
                 let own = spec.clone();
-                spec.apply_section(section, &origin, &home);
+                spec.apply_section(section, &origin, &home, false);
                 spec.lower_limits(&own);
             }
         }
@@ -546,28 +506,36 @@ impl LayerFile<'_> {
     }
 
     fn bound_profile(&self, settings: &mut PolicySettings, name: &str, section: &ProfileSection) {
-        let narrowing = ProfileSection {
-            hide: section.hide.clone(),
-            protect: section.protect.clone(),
-            stage: section.stage.filter(|stage| *stage),
-            undo: section.undo.filter(|undo| *undo),
-            caches: section.caches.filter(|caches| !caches),
-            exec: section.exec.clone(),
-            env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
-            limits: section.limits.clone(),
-            egress: egress::extract_narrowing_part(&section.egress),
-            ..ProfileSection::default()
-        };
         let home = settings.home.clone();
         let origin = |key: &str| self.origin_of(&format!("profiles.{name}.{key}"));
         for (other, spec) in &mut settings.profiles {
             if other == name || spec.lineage.iter().any(|ancestor| ancestor == name) {
                 let own = spec.clone();
-                spec.apply_section(&narrowing, &origin, &home);
+                spec.apply_section(section, &origin, &home, true);
                 spec.lower_limits(&own);
             }
         }
     }
+}
+
+/// Keys of a profile by which a section gives more.
+const GIVING_KEYS: [&str; 5] = ["write", "reveal", "sockets", "env.pass", "env.set"];
+
+/// Returns the lengths of a section's lists, by key.
+fn list_lengths(section: &ProfileSection) -> impl Iterator<Item = (&'static str, usize)> {
+    let own = [
+        ("write", section.write.len()),
+        ("hide", section.hide.len()),
+        ("reveal", section.reveal.len()),
+        ("protect", section.protect.len()),
+        ("sockets", section.sockets.len()),
+        ("exec.ask", section.exec.ask.len()),
+        ("exec.deny", section.exec.deny.len()),
+        ("env.pass", section.env.pass.len()),
+        ("env.drop", section.env.drop.len()),
+        ("env.set", section.env.set.len()),
+    ];
+    own.into_iter().chain(egress::list_lengths(&section.egress))
 }
 
 fn base_of(section: &ProfileSection) -> &str {
