@@ -5,14 +5,13 @@
 //! file.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{HttpEndpoint, RawText};
+use stockade_model::{EndpointError, HttpEndpoint, RawText};
 
 use crate::error::SectionError;
-use crate::text::{ConfigBytes, ConfigDuration, ConfigPath, TextError, VariableName, text_error, text_form};
+use crate::text::{ConfigBytes, ConfigDuration, ConfigPath, VariableName, parsed_form, text_form};
 
 /// Longest time that a question waits for an opinion, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
@@ -75,27 +74,20 @@ pub enum ReviewApi {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointText(pub(crate) HttpEndpoint);
 
-impl FromStr for EndpointText {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        text.parse().map(Self).map_err(|why: stockade_model::EndpointError| TextError::new(why.to_string()))
-    }
-}
+parsed_form!(EndpointText, |text: &str| text.parse().map_err(|why: EndpointError| why.to_string()));
 text_form!(EndpointText, "^https?://", "A URL: `https://...`, or `http://...` to this machine.");
 
 /// Name of a model: printable ASCII.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName(String);
 
-impl FromStr for ModelName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return text_error("a model's name is printable ASCII without spaces, at most 128 characters");
-        }
-        Ok(Self(text.to_owned()))
+fn parse_model(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("a model's name is printable ASCII without spaces, at most 128 characters");
     }
+    Ok(text.to_owned())
 }
+parsed_form!(ModelName, parse_model);
 text_form!(ModelName, "^[!-~]{1,128}$", "The name of a model.");
 
 /// Settings of the reviewer.

@@ -135,7 +135,6 @@ fn lists_option(list: &str, word: &str) -> bool {
 /// Returns the command that a wrapper runs.
 fn unwrap_command(command: &[String]) -> Option<&[String]> {
     let wrapper = WRAPPER_OPTIONS.get(base_name(command.first()?))?;
-    let mut operands = wrapper.operands;
     let mut at = 1;
     while let Some(word) = command.get(at) {
         if word == "--" {
@@ -153,11 +152,7 @@ fn unwrap_command(command: &[String]) -> Option<&[String]> {
             break;
         }
     }
-    while operands > 0 {
-        at += 1;
-        operands -= 1;
-    }
-    command.get(at..)
+    command.get(at + wrapper.operands..)
 }
 
 /// Returns whether a program runs others: by its name, with or without a version, or as the loader of a C

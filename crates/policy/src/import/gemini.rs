@@ -11,8 +11,8 @@ use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
-use super::json::{PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
+use super::value::{PositionedError, SpannedValue};
 use super::{ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
@@ -86,7 +86,7 @@ pub(super) struct GeminiContext {
 }
 
 impl GeminiContext {
-    fn from_files(files: &[(&ImportSource, Option<SpannedJson>)]) -> Self {
+    fn from_files(files: &[(&ImportSource, Option<SpannedValue>)]) -> Self {
         let mut context = Self::default();
         for (source, settings) in files.iter().filter_map(|(source, settings)| Some((source, settings.as_ref()?))) {
             let at = |group: &str, key: &str| settings.get(group).and_then(|group| group.get(key)).cloned();

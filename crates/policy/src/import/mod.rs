@@ -20,6 +20,7 @@ mod regex;
 mod scope;
 mod starlark;
 mod tool_detection;
+mod value;
 
 pub use scope::SourceScope;
 

@@ -3,7 +3,8 @@
 //!
 //! Must not know the meaning of a key.
 
-use super::json::{self, JsonKey, PositionedError, SpannedJson};
+use super::json;
+use super::value::{PositionedError, SpannedKey, SpannedValue};
 use super::{ImportTool, starlark};
 use stockade_model::NameList;
 
@@ -53,7 +54,7 @@ impl ImportTool {
 
 /// Refuses settings of another tool: those without a key of this tool, or with keys that only another tool
 /// has and none that only this tool has.
-pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Result<(), PositionedError> {
+pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedValue) -> Result<(), PositionedError> {
     let fail = |at, why| Err(PositionedError { at, why });
     let entries = settings.as_object().unwrap_or_default();
     if entries.is_empty() {
@@ -78,7 +79,7 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
 }
 
 /// Returns the reason why a key is not in the tool's settings.
-pub(super) fn why_unknown(tool: ImportTool, key: &JsonKey) -> Option<String> {
+pub(super) fn why_unknown(tool: ImportTool, key: &SpannedKey) -> Option<String> {
     if tool.keys().contains(&key.name) {
         return None;
     }
