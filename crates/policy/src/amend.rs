@@ -96,10 +96,7 @@ pub fn rules_for(
     profile: &Profile,
     provenance: &ProvenanceSection,
 ) -> Result<Vec<DraftRule>, AmendError> {
-    let words = match command {
-        RequestCommand::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
-        RequestCommand::Script(script) => words::of_script(script.as_bytes()),
-    };
+    let words = words::of_command(command);
     let hidden = words.background && effect == PolicyVerdict::Allow;
     if !words.plain || hidden || words.commands.is_empty() {
         return Err(AmendError::NotPlain);

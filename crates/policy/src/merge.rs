@@ -3,7 +3,6 @@
 //!
 //! Pure: texts in, settings out.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, PolicyVerdict, SandboxPreference};
@@ -140,6 +139,11 @@ impl LayerFile<'_> {
         self.error_at(key, error_text).with_hint(hint)
     }
 
+    fn unknown_profile(&self, key: &str, settings: &PolicySettings, name: &str) -> ConfigError {
+        let error = self.error_at(key, format!("there is no profile `{name}`"));
+        error.with_hint(settings.advise_profile(name))
+    }
+
     fn only_narrows(&self) -> bool {
         self.layer.layer.only_narrows()
     }
@@ -150,6 +154,12 @@ impl LayerFile<'_> {
 
     fn set_value<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: T) {
         *slot = SourcedValue::new(value, self.origin_of(key));
+    }
+
+    fn set_some<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: Option<T>) {
+        if let Some(value) = value {
+            self.set_value(slot, key, value);
+        }
     }
 
     /// Sets a value, unless the layer may only tighten and `widens` returns how this value would widen.
@@ -179,10 +189,7 @@ impl LayerFile<'_> {
         self.set_checked(&mut settings.sandbox, "sandbox", content.sandbox, |current, new| {
             (*new != SandboxPreference::Require && new != current).then(|| "only `require` tightens".to_owned())
         })?;
-        let level = content.level.map(|level| match level {
-            LevelName::Full => IsolationLevel::Full,
-            LevelName::Restricted => IsolationLevel::Restricted,
-        });
+        let level = content.level.map(LevelName::to_level);
         self.set_checked(&mut settings.level, "level", level, |current, new| {
             let is_weaker = *new == IsolationLevel::Restricted && *current == IsolationLevel::Full;
             is_weaker.then(|| "weaker than the `full` in force".to_owned())
@@ -233,7 +240,7 @@ impl LayerFile<'_> {
                 _ => return Ok(()),
             },
         };
-        if self.only_narrows() && !ModeAnswers::from_mode(mode).is_as_strict_as(&ModeAnswers::from_mode(current)) {
+        if self.only_narrows() && !is_as_strict(mode, current) {
             let why = format!("not stricter in every case than the `{}` in force", mode_name(current));
             return Err(self.widening_error(key, &why));
         }
@@ -363,8 +370,7 @@ impl LayerFile<'_> {
         if !settings.profiles.contains_key(name) {
             let base = base_of(section);
             let Some(spec) = settings.profiles.get(base) else {
-                let error = self.error_at(&format!("profiles.{name}.extends"), format!("there is no profile `{base}`"));
-                return Err(hint_profile(error, settings, base));
+                return Err(self.unknown_profile(&format!("profiles.{name}.extends"), settings, base));
             };
             let mut spec = spec.clone();
             spec.lineage.insert(0, base.to_owned());
@@ -384,15 +390,7 @@ impl LayerFile<'_> {
                 spec.lower_limits(&own);
             }
         }
-        self.check_result(settings, before)
-    }
-
-    /// Checks the result of narrowing as a whole, in case the checks of single keys missed something.
-    fn check_result(
-        &self,
-        settings: &PolicySettings,
-        before: Option<BTreeMap<String, ProfileSpec>>,
-    ) -> Result<(), ConfigError> {
+        // The result of narrowing as a whole, in case the checks of single keys missed something.
         for (name, old) in before.iter().flatten() {
             if let Some(key) = settings.profiles.get(name).and_then(|new| new.wider_than(old)) {
                 return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
@@ -404,8 +402,7 @@ impl LayerFile<'_> {
     fn apply_default_profile(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         let Some(ProfileName(name)) = &self.content.profile else { return Ok(()) };
         let Some(chosen) = settings.profiles.get(name) else {
-            let error = self.error_at("profile", format!("there is no profile `{name}`"));
-            return Err(hint_profile(error, settings, name));
+            return Err(self.unknown_profile("profile", settings, name));
         };
         self.check_not_wider(settings, "profile", name, chosen)?;
         self.set_value(&mut settings.profile, "profile", name.clone());
@@ -441,7 +438,7 @@ impl LayerFile<'_> {
         let Some(ProfileName(name)) = &section.profile else { return Ok(()) };
         let at = format!("{key}.profile");
         let Some(spec) = settings.profiles.get(name) else {
-            return Err(hint_profile(self.error_at(&at, format!("there is no profile `{name}`")), settings, name));
+            return Err(self.unknown_profile(&at, settings, name));
         };
         if !spec.sandboxed {
             let error = self
@@ -473,26 +470,17 @@ impl LayerFile<'_> {
     /// variables it drops stay so; its limits and its stricter values apply.
     fn apply_bounds(&self, settings: &mut PolicySettings) {
         let content = &self.content;
-        let strictest = |own: ApprovalMode, managed: ApprovalMode| {
-            ModeAnswers::from_mode(own).is_as_strict_as(&ModeAnswers::from_mode(managed))
-        };
-        if let Some(mode) = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular))
-            && !strictest(settings.approval_mode.value, mode)
-        {
-            self.set_value(&mut settings.approval_mode, "approval_mode", mode);
-        }
-        if let Some(timeout) = content.approval_timeout.filter(|t| t.0 < settings.approval_timeout_ms.value) {
-            self.set_value(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
-        }
-        if content.sandbox == Some(SandboxPreference::Require) {
-            self.set_value(&mut settings.sandbox, "sandbox", SandboxPreference::Require);
-        }
-        if content.level == Some(LevelName::Full) {
-            self.set_value(&mut settings.level, "level", IsolationLevel::Full);
-        }
-        if content.allow_host == Some(false) {
-            self.set_value(&mut settings.allow_host, "allow_host", false);
-        }
+        let current = settings.approval_mode.value;
+        let mode = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular));
+        self.set_some(&mut settings.approval_mode, "approval_mode", mode.filter(|mode| !is_as_strict(current, *mode)));
+        let current_ms = settings.approval_timeout_ms.value;
+        let timeout = content.approval_timeout.map(|timeout| timeout.0).filter(|new| *new < current_ms);
+        self.set_some(&mut settings.approval_timeout_ms, "approval_timeout", timeout);
+        let sandbox = content.sandbox.filter(|sandbox| *sandbox == SandboxPreference::Require);
+        self.set_some(&mut settings.sandbox, "sandbox", sandbox);
+        let level = content.level.map(LevelName::to_level).filter(|level| *level == IsolationLevel::Full);
+        self.set_some(&mut settings.level, "level", level);
+        self.set_some(&mut settings.allow_host, "allow_host", content.allow_host.filter(|allows| !allows));
         for (name, section) in &content.profiles {
             self.bound_profile(settings, &name.0, section);
         }
@@ -518,6 +506,11 @@ impl LayerFile<'_> {
     }
 }
 
+/// Returns whether no answer of a mode is milder than that of another.
+fn is_as_strict(mode: ApprovalMode, other: ApprovalMode) -> bool {
+    ModeAnswers::from_mode(mode).is_as_strict_as(&ModeAnswers::from_mode(other))
+}
+
 /// Keys of a profile by which a section gives more.
 const GIVING_KEYS: [&str; 5] = ["write", "reveal", "sockets", "env.pass", "env.set"];
 
@@ -540,8 +533,4 @@ fn list_lengths(section: &ProfileSection) -> impl Iterator<Item = (&'static str,
 
 fn base_of(section: &ProfileSection) -> &str {
     section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
-}
-
-fn hint_profile(error: ConfigError, settings: &PolicySettings, name: &str) -> ConfigError {
-    error.with_hint(settings.advise_profile(name))
 }

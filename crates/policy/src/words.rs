@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-use stockade_model::NameList;
+use stockade_model::{NameList, RawText, RequestCommand};
 
 /// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,14 @@ const RESERVED_WORDS: &[&str] = &[
 /// Returns the last part of a program's path.
 pub(crate) fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
+}
+
+/// Parses the command of a request.
+pub(crate) fn of_command(command: &RequestCommand) -> CommandWords {
+    match command {
+        RequestCommand::Argv(argv) => of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        RequestCommand::Script(script) => of_script(script.as_bytes()),
+    }
 }
 
 /// Parses a program and its arguments.

@@ -8,21 +8,19 @@ use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude_context::{self, ClaudeContext};
-use super::json;
 use super::mistakes::ImportMistakes;
 use super::scope::SourceScope;
 use super::value::{self, PositionedError, SpannedKey, SpannedValue};
 use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, claude_sandbox, tool_detection};
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
-use crate::file::CombiningAlgorithm;
 use crate::text::ConfigPath;
 
 pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
     let mut mistakes = ImportMistakes::new(ImportTool::Claude);
     let mut files = Vec::new();
     for source in sources {
-        match read_settings(source) {
+        match tool_detection::read_settings(ImportTool::Claude, &source.text, false) {
             Ok(settings) => files.push((source, settings)),
             Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
@@ -50,16 +48,6 @@ pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     mistakes.into_result(sources)?;
     set_mode(&modes, &context, &mut imported);
     Ok(imported)
-}
-
-fn read_settings(source: &ImportSource) -> Result<SpannedValue, PositionedError> {
-    let settings = json::parse_json(&source.text, false)?;
-    if settings.as_object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind_name());
-        return Err(PositionedError { at: settings.at, why });
-    }
-    tool_detection::check_tool_keys(ImportTool::Claude, &settings)?;
-    Ok(settings)
 }
 
 /// Sets the strictest of the modes that the files name.
@@ -93,7 +81,7 @@ fn refuse_the_rest(imported: &mut ImportedPolicy) {
     imported.rules.push(DraftRule { glob: every(), ..refuse() });
     imported.rules.push(DraftRule { tool: every(), ..refuse() });
     imported.rules.push(DraftRule { files: vec!["/".to_owned()], ..refuse() });
-    imported.combine_by(CombiningAlgorithm::FirstApplicable);
+    imported.combine_by_order();
 }
 
 /// One rule of a list: its position, its text, and the effect of the list.

@@ -112,7 +112,7 @@ fn effect_of(value: Option<&&SpannedValue>, also_deny: bool) -> Result<PolicyVer
 
 fn justification_of(value: Option<&&SpannedValue>, entry: &ImportEntry<'_>) -> Result<String, PositionedError> {
     match value {
-        None => Ok(format!("imported from {}", entry.format_origin())),
+        None => Ok(entry.describe_origin()),
         Some(value) if value.expect_text()?.trim().is_empty() => value.fail("a justification is not empty"),
         Some(value) => Ok(value.expect_text()?.to_owned()),
     }

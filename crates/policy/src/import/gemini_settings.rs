@@ -8,10 +8,9 @@ use stockade_model::PolicyVerdict;
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
-use super::json;
 use super::mistakes::ImportMistakes;
 use super::value::{self, PositionedError, SpannedValue};
-use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, tool_detection};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, tool_detection};
 use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
@@ -24,16 +23,6 @@ const TRUSTED_SERVERS_PRIORITY: i64 = 200;
 const ALLOWED_SERVERS_PRIORITY: i64 = 100;
 /// Distance between a list and the rule below it that refuses all other tools.
 const FALLBACK_DISTANCE: i64 = 10;
-
-pub(super) fn read_settings(source: &ImportSource) -> Result<SpannedValue, PositionedError> {
-    let settings = json::parse_json(&source.text, true)?;
-    if settings.as_object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind_name());
-        return Err(PositionedError { at: settings.at, why });
-    }
-    tool_detection::check_tool_keys(ImportTool::Gemini, &settings)?;
-    Ok(settings)
-}
 
 pub(super) fn convert_rules(
     source: &ImportSource,
@@ -98,7 +87,7 @@ impl<'a> GeminiSettingsReader<'a> {
                 None => continue,
                 Some(why) => why,
             };
-            self.imported.note(&self.entry_at(value, &key.name), Weaker, why);
+            self.note(value, &key.name, Weaker, &why);
         }
     }
 
@@ -131,7 +120,11 @@ impl<'a> GeminiSettingsReader<'a> {
     }
 
     fn describe_origin(&self, at: &SpannedValue) -> String {
-        format!("imported from {}:{}", self.source.name, at.at.line)
+        self.entry_at(at, "").describe_origin()
+    }
+
+    fn note(&mut self, at: &SpannedValue, shown: &str, carried: ImportDeviation, why: &str) {
+        self.imported.note(&self.entry_at(at, shown), carried, why);
     }
 
     /// Converts `TOOL`, or `TOOL(prefix)` if the tool runs commands.
@@ -201,7 +194,7 @@ impl<'a> GeminiSettingsReader<'a> {
                         self.push(tool, Some(&name.name), at, PolicyVerdict::Deny, &why, EXCLUDED_SERVERS_PRIORITY);
                     } else {
                         let why = "the agent decides which tools a server offers";
-                        self.imported.note(&self.entry_at(at, &format!("{key}: {tool}")), Weaker, why);
+                        self.note(at, &format!("{key}: {tool}"), Weaker, why);
                     }
                 }
             }
@@ -212,8 +205,7 @@ impl<'a> GeminiSettingsReader<'a> {
         let Some(tools) = tools else { return };
         if let Some(sandbox) = tools.get("sandbox") {
             if sandbox.as_bool() == Some(false) {
-                let note = self.entry_at(sandbox, "tools.sandbox: false");
-                self.imported.note(&note, Stricter, "commands always run in a sandbox here");
+                self.note(sandbox, "tools.sandbox: false", Stricter, "commands always run in a sandbox here");
             } else {
                 self.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
@@ -225,13 +217,13 @@ impl<'a> GeminiSettingsReader<'a> {
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    self.imported.note(&self.entry_at(at, path), Left, "only an absolute path can be expressed here");
+                    self.note(at, path, Left, "only an absolute path can be expressed here");
                 }
             }
         }
         if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.as_bool() == Some(true)) {
             let why = "the whole network is never granted: allow `hosts` one by one";
-            self.imported.note(&self.entry_at(network, "tools.sandboxNetworkAccess: true"), Left, why);
+            self.note(network, "tools.sandboxNetworkAccess: true", Left, why);
         }
     }
 
@@ -251,7 +243,7 @@ impl<'a> GeminiSettingsReader<'a> {
                 (_, Some(false)) => continue,
                 _ => (Weaker, "it cannot be expressed here"),
             };
-            self.imported.note(&self.entry_at(value, &shown), carried, why);
+            self.note(value, &shown, carried, why);
         }
     }
 }

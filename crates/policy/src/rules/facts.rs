@@ -7,6 +7,7 @@ use std::path::Path;
 
 use stockade_model::{Assessment, Capability, Host, NetworkTarget, RawText, TargetPattern};
 
+use super::matching::match_plain_path;
 use super::{RuleInput, RuleMatch};
 use crate::file::FactsSection;
 use crate::glob::text_matches;
@@ -31,7 +32,9 @@ pub(crate) fn match_facts(
     let mut all = flags_fit(expected, assessment);
     for (patterns, path_of) in path_facts {
         let paths = assessment.capabilities.iter().filter_map(path_of);
-        all = all.min(combine_matches(patterns, raising, paths.map(|path| path_fits(patterns, path, scene))));
+        let covers = |path: &Path| patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace));
+        let found = paths.map(|path| match_plain_path(path.as_path(), covers));
+        all = all.min(combine_matches(patterns, raising, found));
     }
     let programs = assessment.capabilities.iter().filter_map(|c| match c {
         Capability::Execute(program) => Some(name_fits(&expected.executes, program)),
@@ -70,15 +73,6 @@ fn flags_fit(expected: &FactsSection, assessment: &Assessment) -> RuleMatch {
         holds(expected.secrets, |c| matches!(c, Capability::Secret(_)))
             && holds(expected.privilege, |c| matches!(c, Capability::Privilege(_))),
     )
-}
-
-fn path_fits(patterns: &[PathFact], path: &RawText, scene: &RuleInput<'_>) -> RuleMatch {
-    let path = path.as_path();
-    // The base directory of a relative path is unknown here.
-    if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
-        return RuleMatch::Possible;
-    }
-    RuleMatch::certain_if(patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
 }
 
 fn name_fits(patterns: &[String], program: &RawText) -> RuleMatch {
