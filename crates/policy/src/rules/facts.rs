@@ -3,11 +3,10 @@
 //! `ask` and `deny` need one fact that matches. `allow` needs every fact of the kind to be covered, because
 //! an uncovered fact has no consent. Must not know how facts are found.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 use stockade_model::{Assessment, Capability, Host, NetworkTarget, RawText, TargetPattern};
 
-use super::matching::match_plain_path;
 use super::{RuleInput, RuleMatch};
 use crate::file::FactsSection;
 use crate::glob::text_matches;
@@ -73,6 +72,14 @@ fn flags_fit(expected: &FactsSection, assessment: &Assessment) -> RuleMatch {
         holds(expected.secrets, |c| matches!(c, Capability::Secret(_)))
             && holds(expected.privilege, |c| matches!(c, Capability::Privilege(_))),
     )
+}
+
+/// Matches a path by `fits`. The target of a path that is relative or contains `..` is unknown here.
+pub(crate) fn match_plain_path(path: &Path, fits: impl FnOnce(&Path) -> bool) -> RuleMatch {
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return RuleMatch::Possible;
+    }
+    RuleMatch::certain_if(fits(path))
 }
 
 fn name_fits(patterns: &[String], program: &RawText) -> RuleMatch {

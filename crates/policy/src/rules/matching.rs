@@ -3,9 +3,9 @@
 //! Pure; the time is the length of the rule times that of the subject.
 
 use std::borrow::Cow;
-use std::path::{Component, Path};
+use std::path::Path;
 
-use super::facts::{self, host_fits};
+use super::facts::{self, host_fits, match_plain_path};
 use super::options::match_option;
 use super::{Act, PolicyRule, RuleInput, RuleKind, RuleMatch, RuleSubject};
 use crate::file::{FileOperation, OptionsSection, RuleSection};
@@ -207,14 +207,6 @@ impl PolicyRule {
         let failing = self.conditions(scene).into_iter().find(|(_, found)| *found == RuleMatch::No);
         failing.map_or(OTHER_FACTS_REASON, |(reason, _)| reason)
     }
-}
-
-/// Matches a path by `fits`. The target of a path that is relative or contains `..` is unknown here.
-pub(super) fn match_plain_path(path: &Path, fits: impl FnOnce(&Path) -> bool) -> RuleMatch {
-    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return RuleMatch::Possible;
-    }
-    RuleMatch::certain_if(fits(path))
 }
 
 /// Returns whether a name is one of the given; an unknown name is a possible match.
