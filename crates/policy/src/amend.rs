@@ -11,7 +11,7 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
-use crate::guarded::guarded_place;
+use crate::guarded::find_guarded_name;
 use crate::parse::{parse_content, parse_file};
 use crate::resolve::{hidden_by, is_protected};
 use crate::rules::join_words;
@@ -188,11 +188,11 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), AmendError> {
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
     // Every profile with a sandbox hides the credentials of the home directory.
-    let place = guarded_place(grant, Path::new(NO_HOME));
-    if !guarded && place.is_none() {
+    let entry = find_guarded_name(grant, Path::new(NO_HOME));
+    if !guarded && entry.is_none() {
         return Ok(());
     }
-    let instead = place.map_or_else(|| "answer each time".to_owned(), |place| place.to_string());
+    let instead = entry.map_or_else(|| "answer each time".to_owned(), |entry| entry.to_string());
     Err(AmendError::Guarded { grant: grant.to_string(), instead })
 }
 
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn never_what_runs_others() {
+    fn never_programs_that_run_others() {
         for program in [
             "python3",
             "python3.12",
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn never_what_is_guarded() {
+    fn never_guarded_paths() {
         for grant in [
             "read /home/u/.ssh",
             "write /w/.git/hooks",

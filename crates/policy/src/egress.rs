@@ -170,14 +170,14 @@ impl EgressSpec {
         for (name, secret) in section.secrets.iter().filter(|_| !takes_only) {
             let secret = SecretSection {
                 from: secret.from.with_home(home),
-                inside: secret.inside.as_ref().map(|place| place.with_home(home)),
+                inside: secret.inside.as_ref().map(|source| source.with_home(home)),
                 ..secret.clone()
             };
             let from = origin(&format!("egress.secrets.{name}"));
             self.secrets.insert(name.clone(), SourcedValue::new(secret, from));
         }
         if let Some(upstream) = section.upstream.as_ref().filter(|_| !takes_only) {
-            let credentials = upstream.credentials.as_ref().map(|place| place.with_home(home));
+            let credentials = upstream.credentials.as_ref().map(|source| source.with_home(home));
             let upstream = UpstreamSection { credentials, ..upstream.clone() };
             self.upstream = Some(SourcedValue::new(upstream, origin("egress.upstream")));
         }
@@ -255,18 +255,18 @@ impl EgressSpec {
 
     /// Returns the egress rules of a run in this workspace.
     pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> EgressRules {
-        let place = |place: &SecretSourceText| place.resolve_source(home, workspace);
+        let source = |source: &SecretSourceText| source.resolve_source(home, workspace);
         let secret = |(name, entry): (&String, &SourcedValue<SecretSection>)| EgressSecret {
             name: name.clone(),
-            from: place(&entry.value.from),
+            from: source(&entry.value.from),
             hosts: flatten_patterns(&entry.value.hosts),
             kind: entry.value.kind.0.clone(),
-            inside: place(entry.value.inside.as_ref().unwrap_or(&entry.value.from)),
+            inside: source(entry.value.inside.as_ref().unwrap_or(&entry.value.from)),
         };
         let upstream = |entry: &SourcedValue<UpstreamSection>| UpstreamProxy {
             kind: entry.value.proxy.kind,
             proxy: entry.value.proxy.target.clone(),
-            credentials: entry.value.credentials.as_ref().map(place),
+            credentials: entry.value.credentials.as_ref().map(source),
             except: flatten_patterns(&entry.value.except),
         };
         let mut rules = EgressRules {
@@ -299,8 +299,8 @@ fn shown_secret(secret: &SecretSection) -> String {
 
 fn shown_upstream(upstream: &UpstreamSection) -> String {
     let mut text = upstream.proxy.to_string();
-    if let Some(place) = &upstream.credentials {
-        text += &format!(", credentials of {place}");
+    if let Some(source) = &upstream.credentials {
+        text += &format!(", credentials of {source}");
     }
     let except: Vec<String> = flatten_patterns(&upstream.except).iter().map(TargetPattern::to_string).collect();
     if except.is_empty() { text } else { format!("{text}, except {}", except.join(", ")) }

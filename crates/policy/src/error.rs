@@ -54,7 +54,7 @@ impl fmt::Display for TextPosition {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     file: PathBuf,
-    place: Option<TextPosition>,
+    position: Option<TextPosition>,
     message: String,
     hint: Option<String>,
     /// Further errors, in order.
@@ -68,8 +68,8 @@ pub(crate) type SectionError = (String, String, &'static str);
 const MAX_SHOWN_MISTAKES: usize = 20;
 
 impl ConfigError {
-    pub(crate) fn new(file: &Path, place: Option<TextPosition>, message: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), place, message: message.into(), hint: None, more: Vec::new() }
+    pub(crate) fn new(file: &Path, position: Option<TextPosition>, message: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), position, message: message.into(), hint: None, more: Vec::new() }
     }
 
     pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
@@ -94,8 +94,8 @@ impl ConfigError {
     /// Writes `FILE:LINE:COLUMN: MESSAGE`, escaped, because the text may come from an untrusted author.
     fn write_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", RawText::from(self.file.as_path()).to_escaped())?;
-        if let Some(place) = self.place {
-            write!(f, "{place}:")?;
+        if let Some(position) = self.position {
+            write!(f, "{position}:")?;
         }
         write!(f, " {}", RawText::from(self.message.as_str()).to_escaped())
     }
@@ -107,7 +107,7 @@ impl ConfigError {
 
     /// Returns the position in the file.
     pub fn position(&self) -> Option<TextPosition> {
-        self.place
+        self.position
     }
 }
 
@@ -173,11 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn places_count_characters() {
-        let place = |source: &str, offset| LineIndex::from_source(source).position_at(offset);
-        assert_eq!(place("é = 1\nab", 0), TextPosition { line: 1, column: 1 });
-        assert_eq!(place("é = 1\nab", 3), TextPosition { line: 1, column: 3 });
-        assert_eq!(place("é = 1\nab", 8), TextPosition { line: 2, column: 2 });
-        assert_eq!(place("ab", 99), TextPosition { line: 1, column: 3 });
+    fn positions_count_characters() {
+        let position = |source: &str, offset| LineIndex::from_source(source).position_at(offset);
+        assert_eq!(position("é = 1\nab", 0), TextPosition { line: 1, column: 1 });
+        assert_eq!(position("é = 1\nab", 3), TextPosition { line: 1, column: 3 });
+        assert_eq!(position("é = 1\nab", 8), TextPosition { line: 2, column: 2 });
+        assert_eq!(position("ab", 99), TextPosition { line: 1, column: 3 });
     }
 }

@@ -68,7 +68,7 @@ pub struct PolicyExample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleResult {
     /// Position of the example in its file.
-    pub place: Option<TextPosition>,
+    pub position: Option<TextPosition>,
     /// The command or act of the example.
     pub subject: String,
     /// The expected verdict.
@@ -116,14 +116,14 @@ pub fn run_examples(
     workspace: &Path,
     assess: RequestAssessor<'_>,
 ) -> Result<ExampleReport, ConfigError> {
-    let (content, places) = parse_file::<ExampleFile>(file, source)?;
+    let (content, positions) = parse_file::<ExampleFile>(file, source)?;
     if content.case.len() > MAX_EXAMPLES {
         return Err(ConfigError::new(file, None, format!("at most {MAX_EXAMPLES} examples in one file")));
     }
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     for (i, example) in content.case.iter().enumerate() {
         let key = format!("case[{i}]");
-        let runner = ExampleRunner { settings, file, places: &places, key, workspace, assess, example };
+        let runner = ExampleRunner { settings, file, positions: &positions, key, workspace, assess, example };
         report.results.push(runner.run_example(&mut report.spoken)?);
     }
     Ok(report)
@@ -132,7 +132,7 @@ pub fn run_examples(
 struct ExampleRunner<'a> {
     settings: &'a PolicySettings,
     file: &'a Path,
-    places: &'a KeyPositions,
+    positions: &'a KeyPositions,
     key: String,
     workspace: &'a Path,
     assess: RequestAssessor<'a>,
@@ -141,7 +141,7 @@ struct ExampleRunner<'a> {
 
 impl ExampleRunner<'_> {
     fn find_position(&self, key: &str) -> Option<TextPosition> {
-        self.places.get(&format!("{}.{key}", self.key)).or_else(|| self.places.get(&self.key))
+        self.positions.get(&format!("{}.{key}", self.key)).or_else(|| self.positions.get(&self.key))
     }
 
     fn error_at(&self, key: &str, why: impl Into<String>) -> ConfigError {
@@ -175,7 +175,7 @@ impl ExampleRunner<'_> {
             (subject, self.decide_command(RequestCommand::Argv(argv), session, spoken))
         };
         let fault = fault_of(self.example, &decision);
-        Ok(ExampleResult { place: self.find_position(""), subject, expected: self.example.expect, decision, fault })
+        Ok(ExampleResult { position: self.find_position(""), subject, expected: self.example.expect, decision, fault })
     }
 
     fn parse_session(&self, name: &str) -> Result<SessionId, ConfigError> {

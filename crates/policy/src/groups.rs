@@ -105,7 +105,7 @@ mod tests {
     /// Methods are only known if a profile inspects the traffic. A host that a tool fetches from can also
     /// receive data, and the summary must mention this.
     #[test]
-    fn groups_of_tools_say_where_they_send() {
+    fn groups_of_tools_name_their_hosts() {
         for name in ["git", "cargo", "python", "node", "go", "java"] {
             let group = find_group(name).unwrap();
             assert!(group.summary.contains("can also send: "), "{name}: {}", group.summary);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_stands_for_groups_above_it() {
+    fn a_group_includes_the_limits_of_its_ancestors() {
         let one =
             |name: &str, rest: &str| format!("[[group]]\nname = \"{name}\"\nsummary = \"s\"\nsource = \"s\"\n{rest}\n");
         let a = one("a", "hosts = [\"x.example.com:443\", \"y.example.com:443\"]");

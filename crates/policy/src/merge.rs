@@ -98,14 +98,14 @@ impl PolicySettings {
 /// One parsed file that is merged into the settings.
 struct LayerFile<'a> {
     layer: &'a LayerText,
-    places: KeyPositions,
+    positions: KeyPositions,
     content: ConfigFile,
 }
 
 impl<'a> LayerFile<'a> {
     fn parse_layer(layer: &'a LayerText) -> Result<Self, ConfigError> {
-        let (content, places) = parse_file::<ConfigFile>(&layer.path, &layer.source)?;
-        Ok(Self { layer, places, content })
+        let (content, positions) = parse_file::<ConfigFile>(&layer.path, &layer.source)?;
+        Ok(Self { layer, positions, content })
     }
 }
 
@@ -124,12 +124,12 @@ impl LayerFile<'_> {
     fn error_at(&self, key: &str, message: impl Into<String>) -> ConfigError {
         // The position of an item if it has one, otherwise that of the nearest parent key.
         let mut path = key;
-        let mut place = self.places.get(path);
-        while let (None, Some(at)) = (place, path.rfind(['.', '['])) {
+        let mut position = self.positions.get(path);
+        while let (None, Some(at)) = (position, path.rfind(['.', '['])) {
             path = &path[..at];
-            place = self.places.get(path);
+            position = self.positions.get(path);
         }
-        ConfigError::new(&self.layer.path, place, message)
+        ConfigError::new(&self.layer.path, position, message)
     }
 
     fn widening_error(&self, key: &str, why: &str) -> ConfigError {
@@ -149,7 +149,7 @@ impl LayerFile<'_> {
     }
 
     fn origin_of(&self, key: &str) -> ValueOrigin {
-        ValueOrigin::File { layer: self.layer.layer, path: self.layer.path.clone(), place: self.places.get(key) }
+        ValueOrigin::File { layer: self.layer.layer, path: self.layer.path.clone(), position: self.positions.get(key) }
     }
 
     fn set_value<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: T) {

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_unless_somebody_is_named() {
+    fn no_notification_unless_a_recipient_is_configured() {
         assert_eq!(parse_settings("").unwrap(), None);
         assert_eq!(parse_settings(r#"on = ["limit"]"#).unwrap(), None);
         let all = parse_settings(r#"webhook = "https://hooks.example.com/secret""#).unwrap().unwrap();

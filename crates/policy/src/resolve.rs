@@ -12,7 +12,7 @@ use stockade_model::{
     RawText, SecretUse, TargetPattern, shell_quoted,
 };
 
-use crate::guarded::guarded_place;
+use crate::guarded::find_guarded_name;
 use crate::hosts::check_breadth;
 use crate::link_targets::LinkTargets;
 use crate::mounts::MountsError;
@@ -61,8 +61,8 @@ pub enum ResolveError {
     },
     /// A second mount shows Stockade's own files within reach of a power (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither contains them nor is inside them, or unmount it: findmnt --target {}",
-        shell_quoted(place)
+        "`{power} {path}` would reach Stockade's own files: `{location}` is `{own}` by another mount\nhint: choose a directory that neither contains them nor is inside them, or unmount it: findmnt --target {}",
+        shell_quoted(location)
     )]
     OwnByMount {
         /// `write`, `read`, `socket` ...
@@ -70,7 +70,7 @@ pub enum ResolveError {
         /// The path, escaped.
         path: String,
         /// The path that the mount gives, escaped.
-        place: String,
+        location: String,
         /// Stockade's own directory at that path, escaped.
         own: String,
     },
@@ -79,7 +79,7 @@ pub enum ResolveError {
     Mounts(#[from] MountsError),
     /// A power could change the way to Stockade's own files (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or point it to a directory that no run may write"
+        "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{location}`\nhint: remove the link, or point it to a directory that no run may write"
     )]
     OwnLink {
         /// `write`.
@@ -89,7 +89,7 @@ pub enum ResolveError {
         /// The link, escaped.
         link: String,
         /// The name that the link leads through, escaped.
-        place: String,
+        location: String,
         /// The file that is found through the link, escaped.
         target: String,
     },
@@ -159,7 +159,7 @@ pub fn resolve_profile(
     hide_link_targets(&mut profile.filesystem);
     hide_other_paths(settings, &mut profile.filesystem)?;
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
-        let is_guarded = settings.guarded_place(&Grant::Read(hidden.clone())).is_some();
+        let is_guarded = settings.find_guarded_name(&Grant::Read(hidden.clone())).is_some();
         let hint = if is_guarded {
             "choose another `--workspace`"
         } else {
@@ -219,7 +219,7 @@ impl PolicySettings {
             && hidden_by(filesystem, directory).is_none()
             && !filesystem.protect.iter().any(|name| holds_name(file, name))
             && !is_writable(filesystem, directory)
-            && self.guarded_place(&Grant::Write(directory.to_owned())).is_none();
+            && self.find_guarded_name(&Grant::Write(directory.to_owned())).is_none();
         let mut wider = filesystem.clone();
         push(&mut wider.write, directory);
         (is_grantable && check_own(self, workspace, &wider).is_ok()).then(|| directory.to_owned())
@@ -324,8 +324,10 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
     match grant {
         Grant::Write(path) => {
             if hidden_by(filesystem, path).is_some() {
-                let hint = guarded_place(grant, home)
-                    .map_or_else(|| format!("grant `read {}` as well", escape_path(path)), |place| place.to_string());
+                let hint = find_guarded_name(grant, home).map_or_else(
+                    || format!("grant `read {}` as well", escape_path(path)),
+                    |location| location.to_string(),
+                );
                 return Err(ResolveError::HiddenWrite { path: escape_path(path), hint });
             }
             if !is_writable(filesystem, path) {
@@ -336,9 +338,9 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
             if hidden_by(filesystem, path).is_some() {
                 // A grant under one name of a path applies to all of its names.
                 let mut targets = LinkTargets::default();
-                let mut place = |path: &Path| targets.find_target(path).unwrap_or_else(|| path.to_owned());
-                let granted = place(path);
-                filesystem.hide.retain(|hidden| hidden.as_path() != path && place(hidden.as_path()) != granted);
+                let mut location = |path: &Path| targets.find_target(path).unwrap_or_else(|| path.to_owned());
+                let granted = location(path);
+                filesystem.hide.retain(|hidden| hidden.as_path() != path && location(hidden.as_path()) != granted);
                 if hidden_by(filesystem, path).is_some() {
                     push(&mut filesystem.reveal, path);
                 }
@@ -462,7 +464,8 @@ pub(crate) fn own_reached(settings: &PolicySettings, workspace: &Path, power: &G
             let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
             let named = [".stockade", ".stockade.toml"].into_iter().find(|name| holds_name(path, name));
             // The last of them is the nearest to the target of the link.
-            let nearest_link = || passed.iter().map(|passed| &passed.place).rfind(|place| place.starts_with(path));
+            let nearest_link =
+                || passed.iter().map(|passed| &passed.location).rfind(|location| location.starts_with(path));
             let own = configuration.iter().chain(state).find(reached).or_else(nearest_link).cloned();
             own.or_else(|| named.map(|name| workspace.join(name)))
         }
@@ -476,9 +479,10 @@ impl PolicySettings {
     /// elsewhere if an object were created at `path`, or a link were put there.
     pub fn own_reached(&self, path: &Path, is_link: bool) -> Option<&Path> {
         let OwnDirectories { configuration, state, passed, .. } = &self.own;
-        let leads = |place: &Path| path == place || is_link && place.starts_with(path);
+        let leads = |location: &Path| path == location || is_link && location.starts_with(path);
         let own = configuration.iter().chain(state).find(|own| path.starts_with(own) || leads(own));
-        own.or_else(|| passed.iter().map(|passed| &passed.place).find(|place| leads(place))).map(PathBuf::as_path)
+        own.or_else(|| passed.iter().map(|passed| &passed.location).find(|location| leads(location)))
+            .map(PathBuf::as_path)
     }
 }
 
@@ -488,7 +492,7 @@ fn check_own(settings: &PolicySettings, workspace: &Path, filesystem: &Filesyste
         let path = path.to_escaped();
         Err(match settings.own.find_original_path(own) {
             Some(original) => {
-                ResolveError::OwnByMount { power, path, place: escape_path(own), own: escape_path(original) }
+                ResolveError::OwnByMount { power, path, location: escape_path(own), own: escape_path(original) }
             }
             None => ResolveError::OwnFiles { power, path, own: escape_path(own) },
         })
@@ -499,12 +503,12 @@ fn check_own(settings: &PolicySettings, workspace: &Path, filesystem: &Filesyste
     let sockets = filesystem.sockets.iter().map(|entry| ("socket", entry, Grant::Socket(owned(entry))));
     for (power, entry, grant) in writes.chain(reads).chain(sockets) {
         let Some(own) = own_reached(settings, workspace, &grant) else { continue };
-        return match settings.own.passed.iter().find(|passed| passed.place == own) {
-            Some(OwnPathStep { place, link, target }) => Err(ResolveError::OwnLink {
+        return match settings.own.passed.iter().find(|passed| passed.location == own) {
+            Some(OwnPathStep { location, link, target }) => Err(ResolveError::OwnLink {
                 power,
                 path: entry.to_escaped(),
                 link: escape_path(link),
-                place: escape_path(place),
+                location: escape_path(location),
                 target: escape_path(target),
             }),
             None => refuse(power, entry, &own),

@@ -41,10 +41,10 @@ impl OwnDirectories {
             self.by_mount.extend(found);
         }
         let mut passed = Vec::new();
-        for OwnPathStep { place, link, target } in &self.passed {
-            let found = mounts.other_paths([place.as_path()])?.into_iter();
+        for OwnPathStep { location, link, target } in &self.passed {
+            let found = mounts.other_paths([location.as_path()])?.into_iter();
             passed.extend(found.map(|other| OwnPathStep {
-                place: other.path,
+                location: other.path,
                 link: link.clone(),
                 target: target.clone(),
             }));
@@ -70,8 +70,8 @@ impl OwnDirectories {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnPathStep {
     /// The name: a directory without symbolic links, and a name in it that may not exist.
-    pub place: PathBuf,
-    /// The link that leads there, or `place` itself if that is the link.
+    pub location: PathBuf,
+    /// The link that leads there, or `location` itself if that is the link.
     pub link: PathBuf,
     /// The file or directory of Stockade that is found this way.
     pub target: PathBuf,

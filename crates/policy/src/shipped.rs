@@ -280,7 +280,7 @@ mod tests {
 
     /// The reader of the shipped files finds the same content as a complete TOML parser.
     #[test]
-    fn shipped_files_mean_what_toml_means() {
+    fn shipped_files_have_the_meaning_of_toml() {
         for (name, source) in
             PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE])
         {

@@ -70,7 +70,7 @@ pub enum ValueOrigin {
         /// Path of the file.
         path: PathBuf,
         /// Position in the file.
-        place: Option<TextPosition>,
+        position: Option<TextPosition>,
     },
 }
 
@@ -89,9 +89,9 @@ impl fmt::Display for ValueOrigin {
         match self {
             Self::Default => f.write_str("default"),
             Self::Shipped { file, reason } => write!(f, "built in, policies/{file}: {reason}"),
-            Self::File { layer, path, place } => {
+            Self::File { layer, path, position } => {
                 write!(f, "{layer} configuration, {}", RawText::from(path.as_path()).to_escaped())?;
-                place.map_or(Ok(()), |place| write!(f, ":{place}"))
+                position.map_or(Ok(()), |position| write!(f, ":{position}"))
             }
         }
     }

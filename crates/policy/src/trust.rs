@@ -28,7 +28,7 @@ const UID_MAP_FILE: &str = "/proc/self/uid_map";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathStep {
     /// The directory, without symbolic links, and the name in it.
-    pub place: PathBuf,
+    pub location: PathBuf,
     /// The object of that name.
     pub object: StepObject,
     /// The symbolic link that led here, if any.
@@ -74,8 +74,8 @@ pub fn trace_path(path: &Path) -> PathTrace {
             trace.end.pop();
             continue;
         }
-        let place = trace.end.join(name);
-        let object = match place.symlink_metadata() {
+        let location = trace.end.join(name);
+        let object = match location.symlink_metadata() {
             Err(_) => StepObject::Missing,
             Ok(metadata) if metadata.is_symlink() => StepObject::Link { owner: metadata.uid() },
             Ok(metadata) => StepObject::Other {
@@ -83,19 +83,19 @@ pub fn trace_path(path: &Path) -> PathTrace {
                 mode: mode_for_others(metadata.uid(), metadata.gid(), metadata.mode()),
             },
         };
-        trace.steps.push(PathStep { place: place.clone(), object, link });
+        trace.steps.push(PathStep { location: location.clone(), object, link });
         if !matches!(object, StepObject::Link { .. }) {
-            trace.end = place;
+            trace.end = location;
             continue;
         }
         links += 1;
-        let target = place.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_PATH_STEPS);
+        let target = location.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_PATH_STEPS);
         let Some(target) = target else { break };
         if target.is_absolute() {
             trace.end = PathBuf::from("/");
         }
         for name in split_path_names(&target).collect::<Vec<_>>().into_iter().rev() {
-            waiting.push_front((name, Some(place.clone())));
+            waiting.push_front((name, Some(location.clone())));
         }
     }
     trace
@@ -115,7 +115,7 @@ pub enum TrustError {
     /// An object on the way belongs to another user.
     #[error(
         "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
-        quote_path(place), describe_owners(*trusted), chown_target(*trusted), shell_word(place),
+        quote_path(location), describe_owners(*trusted), chown_target(*trusted), shell_word(location),
         match trusted {
             0 => "; where it is another user's home use root's own: sudo -H",
             _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours",
@@ -123,7 +123,7 @@ pub enum TrustError {
     )]
     Owner {
         /// The object.
-        place: PathBuf,
+        location: PathBuf,
         /// User id of the owner.
         owner: u32,
         /// The user who may own it besides root.
@@ -132,18 +132,18 @@ pub enum TrustError {
     /// The file has another name, by which it could be written.
     #[error(
         "{0} has a second hard link, through which a run could write it\nhint: replace it by a copy: cp {1} {1}.new && mv {1}.new {1}",
-        quote_path(place),
-        shell_word(place)
+        quote_path(location),
+        shell_word(location)
     )]
     Linked {
         /// The file.
-        place: PathBuf,
+        location: PathBuf,
     },
     /// Other users may write an object on the way.
-    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode).0, mode & 0o7777, describe_writers(*mode).1, shell_word(place))]
+    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(location), describe_writers(*mode).0, mode & 0o7777, describe_writers(*mode).1, shell_word(location))]
     Writable {
         /// The object.
-        place: PathBuf,
+        location: PathBuf,
         /// Permission bits of the object.
         mode: u32,
     },
@@ -187,20 +187,20 @@ pub fn require_trusted_path(path: &Path, trusted: u32) -> Result<(), TrustError>
             StepObject::Link { owner } => (owner, 0),
             StepObject::Other { owner, mode } => (owner, mode),
         };
-        require_trusted_object(&step.place, owner, mode, trusted)?;
+        require_trusted_object(&step.location, owner, mode, trusted)?;
     }
     Ok(())
 }
 
 /// Checks the same for one object.
-pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, trusted: u32) -> Result<(), TrustError> {
+pub(crate) fn require_trusted_object(location: &Path, owner: u32, mode: u32, trusted: u32) -> Result<(), TrustError> {
     if owner != 0 && owner != trusted && Some(owner) != unmapped_owner() {
-        return Err(TrustError::Owner { place: place.to_owned(), owner, trusted });
+        return Err(TrustError::Owner { location: location.to_owned(), owner, trusted });
     }
     const STICKY_DIRECTORY: u32 = 0o041_000;
     let is_sticky = mode & 0o171_000 == STICKY_DIRECTORY;
     if mode & 0o022 != 0 && !is_sticky {
-        return Err(TrustError::Writable { place: place.to_owned(), mode });
+        return Err(TrustError::Writable { location: location.to_owned(), mode });
     }
     Ok(())
 }
@@ -234,8 +234,8 @@ fn is_private_group((owner, group): (u32, u32), passwd: &str, groups: &str) -> b
 }
 
 /// Checks that a file has one name (link(2)): a hard link in a workspace could be used to write it.
-pub(crate) fn require_one_name(place: &Path, links: u64) -> Result<(), TrustError> {
-    if links > 1 { Err(TrustError::Linked { place: place.to_owned() }) } else { Ok(()) }
+pub(crate) fn require_one_name(location: &Path, links: u64) -> Result<(), TrustError> {
+    if links > 1 { Err(TrustError::Linked { location: location.to_owned() }) } else { Ok(()) }
 }
 
 /// Returns the number that stands for the host's root in a user namespace which does not map it. `None` if
@@ -270,7 +270,8 @@ mod tests {
             symlink(target, top.join(link)).unwrap();
             let trace = trace_path(&top.join(path));
             assert_eq!(trace.end, top.join(end), "{path}");
-            let passes = trace.steps.iter().any(|step| step.place.starts_with(top.join("ws")) && step.link.is_some());
+            let passes =
+                trace.steps.iter().any(|step| step.location.starts_with(top.join("ws")) && step.link.is_some());
             assert!(passes, "{path}: {trace:?}");
         }
         symlink("loop", top.join("loop")).unwrap();
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_change_is_not_trusted() {
+    fn files_writable_by_others_are_not_trusted() {
         let root = tempfile::tempdir().unwrap();
         let user = rustix::process::geteuid().as_raw();
         let dir = root.path().join("dir");
@@ -296,7 +297,7 @@ mod tests {
             let before = path.metadata().unwrap().permissions().mode();
             mode(path, bits);
             let error = require_trusted_path(&file, user).unwrap_err();
-            assert!(matches!(&error, TrustError::Writable { place, .. } if place == path), "{error}");
+            assert!(matches!(&error, TrustError::Writable { location, .. } if location == path), "{error}");
             assert!(error.to_string().contains("\nhint: chmod "), "{error}");
             mode(path, before);
         }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_not_trusted() {
+    fn files_of_another_user_are_not_trusted() {
         let error = require_trusted_object(Path::new("/x"), 12_345, 0o100_644, 1_000).unwrap_err();
         assert!(error.to_string().contains("`/x` belongs to user 12345"), "{error}");
         assert!(require_trusted_object(Path::new("/x"), 1_000, 0o100_644, 1_000).is_ok());

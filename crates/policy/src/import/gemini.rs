@@ -151,7 +151,7 @@ fn convert_policies(
     imported: &mut ImportedPolicy,
     mistakes: &mut ImportMistakes,
 ) -> Vec<RankedRule> {
-    let (table, places) = match parse_file::<toml::Table>(Path::new(&source.name), &source.text) {
+    let (table, positions) = match parse_file::<toml::Table>(Path::new(&source.name), &source.text) {
         Ok(read) => read,
         Err(error) => {
             mistakes.add_file_error(source, error);
@@ -164,7 +164,7 @@ fn convert_policies(
         faults.push(PositionedError { at: TextPosition::START, why });
     }
     for (key, value) in &table {
-        let at = places.get(key).unwrap_or(TextPosition::START);
+        let at = positions.get(key).unwrap_or(TextPosition::START);
         let items = match (key.as_str(), value) {
             ("rule" | "safety_checker", toml::Value::Array(items)) => items,
             ("rule" | "safety_checker", _) => {
@@ -181,7 +181,7 @@ fn convert_policies(
         let is_read = key != "rule" || items.iter().all(|rule| rule.get("toolName").is_some());
         for (i, value) in items.iter().enumerate() {
             let reader =
-                GeminiRuleReader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
+                GeminiRuleReader { source, context, is_read, positions: &positions, key: format!("{key}[{i}]"), value };
             match if key == "rule" { reader.convert_rule(imported) } else { reader.convert_checker(imported).map(Some) }
             {
                 Ok(one) => ranked.extend(one),
@@ -200,15 +200,15 @@ struct GeminiRuleReader<'a> {
     context: &'a GeminiContext,
     /// True if Gemini CLI reads the file.
     is_read: bool,
-    places: &'a KeyPositions,
+    positions: &'a KeyPositions,
     key: String,
     value: &'a toml::Value,
 }
 
 impl GeminiRuleReader<'_> {
     fn position_of(&self, key: &str) -> TextPosition {
-        let nested = self.places.get(&format!("{}.{key}", self.key));
-        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition::START)
+        let nested = self.positions.get(&format!("{}.{key}", self.key));
+        nested.or_else(|| self.positions.get(&self.key)).unwrap_or(TextPosition::START)
     }
 
     fn fail_at<T>(&self, key: &str, why: impl Into<String>) -> Result<T, PositionedError> {

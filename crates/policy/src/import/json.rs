@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn values_know_their_place() {
+    fn values_have_their_source() {
         let value = parse_json("{\n  \"a\": [1, \"x\\u00e9\\n\", true],\n  \"b\": null\n}", false).unwrap();
         let a = value.get("a").unwrap();
         assert_eq!((a.at.line, a.at.column), (2, 8));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_know_their_place() {
+    fn errors_carry_their_position() {
         wrong("", false, 1, 1);
         wrong("{\n \"a\" 1}", false, 2, 6);
         wrong("[1,\n]", false, 1, 3);

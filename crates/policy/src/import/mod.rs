@@ -81,7 +81,7 @@ pub struct ImportNote {
     /// The file.
     pub source: String,
     /// Position in the file.
-    pub place: TextPosition,
+    pub position: TextPosition,
     /// The entry, unchanged but shortened.
     pub entry: String,
     /// Result for the entry.
@@ -195,7 +195,7 @@ impl std::fmt::Display for ImportNote {
             ImportDeviation::Weaker => "NOT CARRIED, look at it",
         };
         let (source, entry) = (escaped(&self.source), escaped(&self.entry));
-        write!(f, "{source}:{}: `{entry}`: {became}: {}", self.place, escaped(&self.why))
+        write!(f, "{source}:{}: `{entry}`: {became}: {}", self.position, escaped(&self.why))
     }
 }
 
@@ -279,7 +279,7 @@ fn without_broken_examples(draft: DraftRule) -> DraftRule {
 #[derive(Clone, Debug)]
 struct ImportEntry<'a> {
     source: &'a str,
-    place: TextPosition,
+    position: TextPosition,
     shown: String,
 }
 
@@ -287,18 +287,18 @@ struct ImportEntry<'a> {
 const MAX_ENTRY_CHARACTERS: usize = 120;
 
 impl<'a> ImportEntry<'a> {
-    fn new(source: &'a str, place: TextPosition, shown: &str) -> Self {
+    fn new(source: &'a str, position: TextPosition, shown: &str) -> Self {
         let mut short: String = shown.chars().take(MAX_ENTRY_CHARACTERS).collect();
         if short.len() < shown.len() {
             short.push('…');
         }
-        Self { source, place, shown: short }
+        Self { source, position, shown: short }
     }
 
     fn to_note(&self, carried: ImportDeviation, why: impl Into<String>) -> ImportNote {
         ImportNote {
             source: self.source.to_owned(),
-            place: self.place,
+            position: self.position,
             entry: self.shown.clone(),
             carried,
             why: why.into(),
@@ -318,7 +318,7 @@ impl<'a> ImportEntry<'a> {
     }
 
     fn format_origin(&self) -> String {
-        format!("{}:{}", self.source, self.place.line)
+        format!("{}:{}", self.source, self.position.line)
     }
 
     fn describe_origin(&self) -> String {

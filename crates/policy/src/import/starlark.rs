@@ -61,9 +61,9 @@ impl StarlarkLexer<'_> {
         let mut tokens = Vec::new();
         loop {
             let rest = &self.source[self.at..];
-            let place = self.lines.position_at(self.at);
+            let position = self.lines.position_at(self.at);
             let Some(c) = rest.chars().next() else {
-                tokens.extend([(place, StarlarkToken::Newline), (place, StarlarkToken::End)]);
+                tokens.extend([(position, StarlarkToken::Newline), (position, StarlarkToken::End)]);
                 return Ok(tokens);
             };
             let token = match c {
@@ -74,7 +74,7 @@ impl StarlarkLexer<'_> {
                     self.at += 1;
                     self.line_start |= c == '\n';
                     if c == '\n' && self.brackets == 0 {
-                        tokens.push((place, StarlarkToken::Newline));
+                        tokens.push((position, StarlarkToken::Newline));
                     }
                     continue;
                 }
@@ -107,7 +107,7 @@ impl StarlarkLexer<'_> {
                 }
                 _ => return self.fail_at(self.at, format!("`{c}` is not understood here")),
             };
-            tokens.push((place, token));
+            tokens.push((position, token));
             self.line_start = false;
         }
     }
@@ -205,8 +205,8 @@ const RESERVED_WORDS: &[&str] = &[
 
 impl StarlarkParser {
     fn current_token(&self) -> (TextPosition, &StarlarkToken) {
-        let (place, token) = &self.tokens[self.at.min(self.tokens.len() - 1)];
-        (*place, token)
+        let (position, token) = &self.tokens[self.at.min(self.tokens.len() - 1)];
+        (*position, token)
     }
 
     fn fail_here<T>(&self, why: impl Into<String>) -> Result<T, PositionedError> {
@@ -261,7 +261,7 @@ impl StarlarkParser {
     fn parse_call(&mut self, at: TextPosition, name: String) -> Result<StarlarkCall, PositionedError> {
         let mut call = StarlarkCall { at, name, positional: Vec::new(), named: Vec::new() };
         while !self.next_is(')') {
-            let place = self.current_token().0;
+            let position = self.current_token().0;
             let keyword = match (self.current_token().1, self.tokens.get(self.at + 1)) {
                 (StarlarkToken::Name(name), Some((_, StarlarkToken::Symbol('=')))) => Some(name.clone()),
                 _ => None,
@@ -269,9 +269,9 @@ impl StarlarkParser {
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(PositionedError::new(place, format!("`{keyword}` appears twice here")));
+                    return Err(PositionedError::new(position, format!("`{keyword}` appears twice here")));
                 }
-                call.named.push((place, keyword, self.parse_value(0)?));
+                call.named.push((position, keyword, self.parse_value(0)?));
             } else if call.named.is_empty() {
                 call.positional.push(self.parse_value(0)?);
             } else {
