@@ -10,12 +10,12 @@ use stockade_model::{
     Profile, RawText, SessionId, TargetPattern,
 };
 
-use crate::decide::{PolicyStatement, rule_name};
+use crate::decide::{NO_PROFILE_SOURCE, PolicyStatement, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::rules::{
-    Act, MatchedRules, PolicyRule, RequestContext, RuleExplanation, RuleInput, RuleMatch, RulePattern, RuleSubject,
+    Act, MatchedRules, PolicyRule, RequestContext, RuleExplanation, RuleInput, RuleKind, RuleMatch, RuleSubject,
 };
 use crate::settings::PolicySettings;
 
@@ -130,13 +130,12 @@ impl PolicyRule {
     /// Returns whether the rule may refuse or ask about files, so that a directory may contain files of the
     /// rule.
     pub fn guards_files(&self) -> bool {
-        self.raises_caution() && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Anything)
+        self.raises_caution() && matches!(self.kind, RuleKind::File | RuleKind::Anything)
     }
 
     /// Returns whether the rule may give powers over files or hosts.
     pub fn gives_powers(&self) -> bool {
-        !self.raises_caution()
-            && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Hosts { .. } | RulePattern::Anything)
+        !self.raises_caution() && matches!(self.kind, RuleKind::File | RuleKind::Host | RuleKind::Anything)
     }
 }
 
@@ -213,7 +212,7 @@ impl PermissionCheck {
             Ok(profile) => profile,
             Err(error) => {
                 let why = error.to_string().replace('\n', "; ");
-                return Self::Refused { rule: "profile: it cannot be made".to_owned(), why };
+                return Self::Refused { rule: NO_PROFILE_SOURCE.to_owned(), why };
             }
         };
         match act {
@@ -267,8 +266,8 @@ impl PermissionCheck {
             return Self::Refused { rule: format!("egress.deny {entry}"), why };
         }
         let must_ask = profile.egress.ask.iter().any(|entry| entry.overlaps(&targets));
-        if let Some(entry) = profile.egress.allow.iter().find(|entry| !must_ask && allows_connection(entry, host, port))
-        {
+        let allows = |entry: &&TargetPattern| !must_ask && allows_connection(entry, host, port);
+        if let Some(entry) = profile.egress.allow.iter().find(allows) {
             return Self::There(format!("profile {}: allows {entry}", profile.name));
         }
         let why = format!("profile {} does not allow `{targets}`", profile.name);

@@ -96,10 +96,7 @@ pub fn rules_for(
     profile: &Profile,
     provenance: &ProvenanceSection,
 ) -> Result<Vec<DraftRule>, AmendError> {
-    let words = match command {
-        RequestCommand::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
-        RequestCommand::Script(script) => words::of_script(script.as_bytes()),
-    };
+    let words = words::of_command(command);
     let hidden = words.background && effect == PolicyVerdict::Allow;
     if !words.plain || hidden || words.commands.is_empty() {
         return Err(AmendError::NotPlain);
@@ -140,21 +137,25 @@ fn rule_of(
     if let Some(word) = command.iter().find(|word| word.contains('*')) {
         return Err(AmendError::HasPattern { word: escaped(word) });
     }
-    let mut draft = DraftRule::new(effect, format!("{} by {}", describe_effect(effect), provenance.by));
-    draft.glob = vec![whole];
-    if effect == PolicyVerdict::Allow {
-        draft.grants = grants.iter().map(Grant::to_string).collect();
-    }
-    draft.provenance = Some(provenance.clone());
-    Ok(draft)
+    let given = grants.iter().filter(|_| effect == PolicyVerdict::Allow);
+    let grants = given.map(Grant::to_string).collect();
+    Ok(DraftRule { glob: vec![whole], grants, ..draft_answer(effect, provenance) })
+}
+
+/// Returns a rule of an answer, without conditions.
+fn draft_answer(effect: PolicyVerdict, provenance: &ProvenanceSection) -> DraftRule {
+    let answered = match effect {
+        PolicyVerdict::Allow => "agreed to always",
+        PolicyVerdict::Ask => "asked about always",
+        PolicyVerdict::Deny => "refused always",
+    };
+    let draft = DraftRule::new(effect, format!("{answered} by {}", provenance.by));
+    DraftRule { provenance: Some(provenance.clone()), ..draft }
 }
 
 /// Returns the smallest rule that answers for connections to these targets from now on, for every command.
 pub fn rule_for_hosts(targets: &[NetworkTarget], effect: PolicyVerdict, provenance: &ProvenanceSection) -> DraftRule {
-    let mut draft = DraftRule::new(effect, format!("{} by {}", describe_effect(effect), provenance.by));
-    draft.hosts = targets.iter().map(NetworkTarget::to_string).collect();
-    draft.provenance = Some(provenance.clone());
-    draft
+    DraftRule { hosts: targets.iter().map(NetworkTarget::to_string).collect(), ..draft_answer(effect, provenance) }
 }
 
 /// Returns the smallest rule that allows these secrets to be sent to the one host that each grant names,
@@ -166,14 +167,6 @@ pub fn rule_for_secrets(secret_use: &[SecretUse], provenance: &ProvenanceSection
     draft.hosts.dedup();
     draft.grants = secret_use.iter().map(|secret_use| secret_use.clone().into_grant().to_string()).collect();
     Some(draft)
-}
-
-fn describe_effect(effect: PolicyVerdict) -> &'static str {
-    match effect {
-        PolicyVerdict::Allow => "agreed to always",
-        PolicyVerdict::Ask => "asked about always",
-        PolicyVerdict::Deny => "refused always",
-    }
 }
 
 /// A home directory that contains no path.

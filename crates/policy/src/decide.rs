@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use stockade_model::{
     Assessment, Decision, Finding, Grant, Impact, IsolationLevel, PolicyVerdict, Profile, QuestionKind, RawText,
-    RequestCommand, RunRequest, SandboxPreference, Tier,
+    RunRequest, SandboxPreference, Tier,
 };
 
 use crate::act::ActContext;
@@ -25,6 +25,9 @@ use crate::words::{self, CommandWords};
 
 /// Most findings that are listed as reasons; the assessment contains all of them.
 const MAX_LISTED_FINDINGS: usize = 10;
+
+/// Source of the refusal if there is no profile to run with.
+pub(crate) const NO_PROFILE_SOURCE: &str = "profile: it cannot be made";
 
 /// A decision and the questions that it requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,11 +107,8 @@ pub fn rule_in(
     let mut known_changes = false;
     let unsandboxed = match resolved {
         Err(error) => {
-            voices.push(StatementDraft::new(
-                PolicyVerdict::Deny,
-                "profile: it cannot be made",
-                one_line(&error.to_string()),
-            ));
+            let why = error.to_string().replace('\n', "; ");
+            voices.push(StatementDraft::new(PolicyVerdict::Deny, NO_PROFILE_SOURCE, why));
             false
         }
         Ok(profile) => {
@@ -119,10 +119,9 @@ pub fn rule_in(
                     case.check_profile(&mut voices);
                 }
                 grant_statements = case.requested_powers(&found, around, &mut voices);
-                known_changes = {
-                    let is_kept = |from_request| from_request || profile.filesystem.undo_bytes.is_some();
-                    only_changes_workspace(assessment, &profile, workspace, around.keeps_changes.is_some_and(is_kept))
-                };
+                let is_kept = |from_request| from_request || profile.filesystem.undo_bytes.is_some();
+                let is_kept = around.keeps_changes.is_some_and(is_kept);
+                known_changes = only_changes_workspace(assessment, &profile, workspace, is_kept);
             }
             !profile.sandboxed
         }
@@ -147,8 +146,7 @@ fn words_of(settings: &PolicySettings, request: &RunRequest) -> CommandWords {
     match &request.command {
         // Most configurations have no rules, and the parsing takes time.
         _ if settings.rules.is_empty() => CommandWords::default(),
-        RequestCommand::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
-        RequestCommand::Script(script) => words::of_script(script.as_bytes()),
+        command => words::of_command(command),
     }
 }
 
@@ -233,32 +231,39 @@ impl<'a> DecisionContext<'a> {
     fn check_sandbox(&self, profile: &Profile, voices: &mut Vec<StatementDraft>) {
         let required = SandboxPreference::Require;
         let insists = self.request.sandbox == required || self.settings.sandbox.value == required;
-        let deny = |rule: &str, why: &str| StatementDraft::new(PolicyVerdict::Deny, rule, why);
-        if profile.sandboxed {
-            if self.request.sandbox == SandboxPreference::Forbid {
-                let why = "a run without a sandbox needs the profile `host` by name";
-                voices.push(deny("sandbox forbid: only with profile host", why));
-            } else if self.request.level == IsolationLevel::None {
-                voices.push(deny("level none: only with profile host", "a sandboxed profile has a level"));
-            }
+        let (rule, why) = if profile.sandboxed && self.request.sandbox == SandboxPreference::Forbid {
+            let why = "a run without a sandbox needs the profile `host` by name";
+            ("sandbox forbid: only with profile host", why)
+        } else if profile.sandboxed && self.request.level == IsolationLevel::None {
+            ("level none: only with profile host", "a sandboxed profile has a level")
+        } else if profile.sandboxed {
             return;
-        }
-        if insists {
-            voices.push(deny(
-                "sandbox require: profile host has none",
-                "the request or the configuration requires a sandbox",
-            ));
+        } else if insists {
+            ("sandbox require: profile host has none", "the request or the configuration requires a sandbox")
         } else if !self.settings.allow_host.value {
             let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
-            voices.push(deny("allow_host: not permitted", why));
+            ("allow_host: not permitted", why)
         } else {
-            let rule =
-                format!("mode {}: {} a run without a sandbox", self.mode, verdict_verb(self.answers.unsandboxed));
+            let rule = self.mode_rule(self.answers.unsandboxed, "a run without a sandbox");
             let why = "it would run without a sandbox, with everything the person may do";
-            voices.push(
-                StatementDraft::new(self.answers.unsandboxed, rule, why).with_question(StatementQuestion::Unsandboxed),
-            );
-        }
+            let statement = StatementDraft::new(self.answers.unsandboxed, rule, why);
+            return voices.push(statement.with_question(StatementQuestion::Unsandboxed));
+        };
+        voices.push(StatementDraft::new(PolicyVerdict::Deny, rule, why));
+    }
+
+    fn mode_rule(&self, verdict: PolicyVerdict, object: &str) -> String {
+        let verb = match verdict {
+            PolicyVerdict::Allow => "allows",
+            PolicyVerdict::Ask => "asks about",
+            PolicyVerdict::Deny => "refuses",
+        };
+        format!("mode {}: {verb} {object}", self.mode)
+    }
+
+    /// Returns the strictest answer of the mode about requested powers.
+    fn answer_grants(&self, grants: &[Grant]) -> Option<PolicyVerdict> {
+        grants.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max()
     }
 
     /// Checks the level: only the user may choose a weaker level than configured (L6).
@@ -286,13 +291,9 @@ impl<'a> DecisionContext<'a> {
             // A wider profile may add powers of every class at once, so the check is as strict as without a
             // sandbox.
             let verdict = self.answers.unsandboxed;
-            let rule = format!("mode {}: {} a wider profile", self.mode, verdict_verb(verdict));
             let (chosen, base) = (&self.request.profile, &self.settings.profile.value);
-            voices.push(StatementDraft::new(
-                verdict,
-                rule,
-                format!("profile `{chosen}` gives more than `{base}` ({key})"),
-            ));
+            let why = format!("profile `{chosen}` gives more than `{base}` ({key})");
+            voices.push(StatementDraft::new(verdict, self.mode_rule(verdict, "a wider profile"), why));
         }
     }
 
@@ -336,11 +337,9 @@ impl<'a> DecisionContext<'a> {
             let list = if rule_decision.verdict == PolicyVerdict::Allow { &mut allowed } else { &mut *voices };
             list.push(voice.with_question(StatementQuestion::Grants(vec![grant.clone()])));
         }
-        if let Some(verdict) =
-            open.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max()
-        {
+        if let Some(verdict) = self.answer_grants(&open) {
             let reasons = open.iter().map(|grant| format!("it asks for `{grant}`")).collect();
-            let rule = format!("mode {}: {} requested powers", self.mode, verdict_verb(verdict));
+            let rule = self.mode_rule(verdict, "requested powers");
             voices.push(StatementDraft { verdict, rule, reasons, asks: StatementQuestion::Grants(open) });
         }
         allowed
@@ -390,9 +389,8 @@ impl<'a> DecisionContext<'a> {
         }
         let verdict = self.answers.impact;
         let what = if impact == Impact::Outward { "an effect outside the sandbox" } else { "what cannot be undone" };
-        let rule = format!("mode {}: {} {what}", self.mode, verdict_verb(verdict));
         let telling = self.assessment.findings.iter().filter(|finding| finding.impact.needs_consent());
-        let reasons = list_findings(telling);
+        let (rule, reasons) = (self.mode_rule(verdict, what), list_findings(telling));
         Some(StatementDraft { verdict, rule, reasons, asks: StatementQuestion::Run })
     }
 
@@ -418,7 +416,7 @@ impl<'a> DecisionContext<'a> {
         if rule.effect != PolicyVerdict::Ask || grants.is_empty() {
             return None;
         }
-        let verdict = grants.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max()?;
+        let verdict = self.answer_grants(&grants)?;
         let reasons = grants.iter().map(|grant| format!("it would be given `{grant}`")).collect();
         Some(StatementDraft { verdict, rule: rule_name(rule), reasons, asks: StatementQuestion::Grants(grants) })
     }
@@ -441,12 +439,8 @@ impl<'a> DecisionContext<'a> {
                 }
             }
             agreed.push(format!("{by} agreed already"));
-            agreed.extend(
-                approval
-                    .warnings
-                    .iter()
-                    .map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).to_escaped())),
-            );
+            let warnings = approval.warnings.iter().map(|warning| RawText::from(warning.as_str()).to_escaped());
+            agreed.extend(warnings.map(|warning| format!("{by} was warned: {warning}")));
         }
         let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(PolicyVerdict::Deny);
         let deciding: Vec<&StatementDraft> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
@@ -515,18 +509,6 @@ pub fn may_escalate(settings: &PolicySettings, request: &RunRequest, grant: &Gra
 
 pub(crate) fn rule_name(rule: &PolicyRule) -> String {
     format!("rule {} `{}`, {}", rule.effect, RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
-}
-
-fn one_line(text: &str) -> String {
-    text.replace('\n', "; ")
-}
-
-fn verdict_verb(verdict: PolicyVerdict) -> &'static str {
-    match verdict {
-        PolicyVerdict::Allow => "allows",
-        PolicyVerdict::Ask => "asks about",
-        PolicyVerdict::Deny => "refuses",
-    }
 }
 
 fn verdict_participle(verdict: PolicyVerdict) -> &'static str {

@@ -7,125 +7,89 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use stockade_model::{
-    EgressLimits, EgressRules, EgressSecret, InspectionRules, RequestPattern, SecretSource, TargetPattern,
-    UpstreamProxy, is_secret_name,
+    EgressLimits, EgressRules, EgressSecret, RequestPattern, SecretSource, TargetPattern, UpstreamProxy, is_secret_name,
 };
 
 use crate::egress_file::{EgressLimitsSection, EgressSection, SecretSection, SecretSourceText, UpstreamSection};
+use crate::error::SectionError;
 use crate::hosts::{HostEntry, check_breadth};
-use crate::spec::{SourcedValue, ValueOrigin, add_unique, add_values, first_failing};
+use crate::spec::{
+    SourcedLimits, SourcedValue, ValueOrigin, add_unique, first_failing, lower_limits, raised_limit, report_list,
+    values_of,
+};
 
 /// Most secrets of one profile, because every request is searched for each of them.
 const MAX_SECRETS: usize = 32;
 
-/// One limit: its key, its value in a section, and its field in a run's limits.
-struct EgressLimitField {
-    key: &'static str,
-    written: fn(&EgressLimitsSection) -> Option<u64>,
-    slot: fn(&mut EgressLimits) -> &mut Option<u64>,
-}
+/// A list of patterns: its key, its entries in a section, and its field in a run's rules.
+type PatternList<T> = (&'static str, fn(&EgressSection) -> Vec<&[T]>, fn(&mut EgressRules) -> &mut Vec<T>);
 
-const LIMIT_FIELDS: [EgressLimitField; 6] = [
-    EgressLimitField {
-        key: "egress.limits.requests_per_minute",
-        written: |section| section.requests_per_minute,
-        slot: |limits| &mut limits.requests_per_minute,
-    },
-    EgressLimitField {
-        key: "egress.limits.connections_per_second",
-        written: |section| section.connections_per_second,
-        slot: |limits| &mut limits.connections_per_second,
-    },
-    EgressLimitField {
-        key: "egress.limits.connections",
-        written: |section| section.connections,
-        slot: |limits| &mut limits.connections,
-    },
-    EgressLimitField {
-        key: "egress.limits.up_per_second",
-        written: |section| section.up_per_second.map(|bytes| bytes.0),
-        slot: |limits| &mut limits.up_bytes_per_second,
-    },
-    EgressLimitField {
-        key: "egress.limits.down_per_second",
-        written: |section| section.down_per_second.map(|bytes| bytes.0),
-        slot: |limits| &mut limits.down_bytes_per_second,
-    },
-    EgressLimitField {
-        key: "egress.limits.total",
-        written: |section| section.total.map(|bytes| bytes.0),
-        slot: |limits| &mut limits.total_bytes,
-    },
+const TARGET_LISTS: [PatternList<TargetPattern>; 7] = [
+    ("egress.allow", |s| patterns_of(&s.allow), |r| &mut r.allow),
+    ("egress.ask", |s| patterns_of(&s.ask), |r| &mut r.ask),
+    ("egress.deny", |s| patterns_of(&s.deny), |r| &mut r.deny),
+    ("egress.special", |s| s.special.chunks(1).collect(), |r| &mut r.special),
+    ("egress.inspect.hosts", |s| patterns_of(&s.inspect.hosts), |r| &mut r.inspect.hosts),
+    ("egress.inspect.except", |s| patterns_of(&s.inspect.except), |r| &mut r.inspect.except),
+    ("egress.inspect.upgrade", |s| patterns_of(&s.inspect.upgrade), |r| &mut r.inspect.upgrade),
+];
+
+const REQUEST_LISTS: [PatternList<RequestPattern>; 2] = [
+    ("egress.inspect.allow", |s| s.inspect.allow.chunks(1).collect(), |r| &mut r.inspect.allow),
+    ("egress.inspect.deny", |s| s.inspect.deny.chunks(1).collect(), |r| &mut r.inspect.deny),
+];
+
+/// A limit: its key, its value in a section, and its field in a run's limits.
+type LimitField = (&'static str, fn(&EgressLimitsSection) -> Option<u64>, fn(&mut EgressLimits) -> &mut Option<u64>);
+
+const LIMIT_FIELDS: [LimitField; 6] = [
+    ("egress.limits.requests_per_minute", |s| s.requests_per_minute, |l| &mut l.requests_per_minute),
+    ("egress.limits.connections_per_second", |s| s.connections_per_second, |l| &mut l.connections_per_second),
+    ("egress.limits.connections", |s| s.connections, |l| &mut l.connections),
+    ("egress.limits.up_per_second", |s| s.up_per_second.map(|bytes| bytes.0), |l| &mut l.up_bytes_per_second),
+    ("egress.limits.down_per_second", |s| s.down_per_second.map(|bytes| bytes.0), |l| &mut l.down_bytes_per_second),
+    ("egress.limits.total", |s| s.total.map(|bytes| bytes.0), |l| &mut l.total_bytes),
 ];
 
 /// The network part of a profile. The home directory is already substituted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EgressSpec {
-    allow: Vec<SourcedValue<TargetPattern>>,
-    ask: Vec<SourcedValue<TargetPattern>>,
-    deny: Vec<SourcedValue<TargetPattern>>,
-    special: Vec<SourcedValue<TargetPattern>>,
-    limits: [Option<SourcedValue<u64>>; LIMIT_FIELDS.len()],
-    inspect: InspectSpec,
+    targets: [Vec<SourcedValue<TargetPattern>>; TARGET_LISTS.len()],
+    requests: [Vec<SourcedValue<RequestPattern>>; REQUEST_LISTS.len()],
+    /// By the index of the limit's field.
+    limits: SourcedLimits<usize>,
     secrets: BTreeMap<String, SourcedValue<SecretSection>>,
     upstream: Option<SourcedValue<UpstreamSection>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct InspectSpec {
-    hosts: Vec<SourcedValue<TargetPattern>>,
-    except: Vec<SourcedValue<TargetPattern>>,
-    allow: Vec<SourcedValue<RequestPattern>>,
-    deny: Vec<SourcedValue<RequestPattern>>,
-    upgrade: Vec<SourcedValue<TargetPattern>>,
-}
-
-/// Error in a section: its key, the reason, and advice.
-pub(crate) struct EgressSectionError {
-    pub key: String,
-    pub why: String,
-    pub hint: &'static str,
-}
-
 /// Checks a section of one file for values that no profile can have.
-pub(crate) fn check_section(section: &EgressSection) -> Result<(), EgressSectionError> {
-    let fault = |key: String, why: String, hint| Err(EgressSectionError { key, why, hint });
+pub(crate) fn check_section(section: &EgressSection) -> Result<(), SectionError> {
     for (i, entry) in section.allow.iter().enumerate() {
         if let Some(why) = entry.patterns().iter().find_map(|pattern| check_breadth(pattern).err()) {
-            return fault(
-                format!("egress.allow[{i}]"),
-                why.to_string(),
-                "name the hosts, or the domain that owns them",
-            );
+            let hint = "name the hosts, or the domain that owns them";
+            return Err((format!("egress.allow[{i}]"), why.to_string(), hint));
         }
     }
     if let Some(i) = section.special.iter().position(|pattern| !pattern.is_of_addresses()) {
         let why = format!("`{}` is not an address", section.special[i]);
         let hint = "`special` lists addresses that names may lead to: `10.1.0.0/16:443`";
-        return fault(format!("egress.special[{i}]"), why, hint);
+        return Err((format!("egress.special[{i}]"), why, hint));
     }
-    for (limit, value) in LIMIT_FIELDS.iter().map(|limit| (limit, (limit.written)(&section.limits))) {
-        if value == Some(0) {
-            let hint = "leave `allow` empty, or deny `*`, to reach nothing";
-            return fault(limit.key.to_owned(), "with a limit of zero, no host can be reached".to_owned(), hint);
-        }
+    if let Some((key, ..)) = LIMIT_FIELDS.iter().find(|(_, written, _)| written(&section.limits) == Some(0)) {
+        let hint = "leave `allow` empty, or deny `*`, to reach nothing";
+        return Err(((*key).to_owned(), "with a limit of zero, no host can be reached".to_owned(), hint));
     }
     if section.secrets.len() > MAX_SECRETS {
-        let why = format!("at most {MAX_SECRETS} secrets");
-        return fault("egress.secrets".to_owned(), why, "split the profile");
+        return Err(("egress.secrets".to_owned(), format!("at most {MAX_SECRETS} secrets"), "split the profile"));
     }
     section.secrets.iter().try_for_each(|(name, secret)| check_secret(name, secret))
 }
 
-fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionError> {
-    let key = |rest: &str| format!("egress.secrets.{name}{rest}");
+fn check_secret(name: &str, secret: &SecretSection) -> Result<(), SectionError> {
+    let fail = |rest: &str, why: String, hint| Err((format!("egress.secrets.{name}{rest}"), why, hint));
     if !is_secret_name(name) {
-        let why = format!("`{name}` is not a valid secret name");
-        return Err(EgressSectionError {
-            key: key(""),
-            why,
-            hint: "a name is letters, digits, `-` and `_`, at most 64",
-        });
+        let hint = "a name is letters, digits, `-` and `_`, at most 64";
+        return fail("", format!("`{name}` is not a valid secret name"), hint);
     }
     let named = |entry: &HostEntry| {
         let narrow = |pattern: &TargetPattern| check_breadth(pattern).is_ok() && !pattern.is_any_host();
@@ -133,94 +97,77 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionE
     };
     if secret.hosts.is_empty() || !secret.hosts.iter().all(named) {
         let why = format!("`{name}` could be sent to any host, or to none");
-        return Err(EgressSectionError { key: key(".hosts"), why, hint: "name the hosts that may receive it" });
+        return fail(".hosts", why, "name the hosts that may receive it");
     }
-    if let SecretSourceText::File(path) = &secret.from
-        && path.is_in_workspace()
-    {
-        let why = format!("`{path}` lies in the workspace, where a run reads it anyway");
-        return Err(EgressSectionError { key: key(".from"), why, hint: "keep it outside, e.g. `file ~/.config/NAME`" });
+    match &secret.from {
+        SecretSourceText::File(path) if path.is_in_workspace() => {
+            let why = format!("`{path}` lies in the workspace, where a run reads it anyway");
+            fail(".from", why, "keep it outside, e.g. `file ~/.config/NAME`")
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-/// Returns the keys by which a section gives more, each with whether it is used.
-pub(crate) fn list_widening_keys(section: &EgressSection) -> [(&'static str, bool); 7] {
-    [
-        ("egress.allow", !section.allow.is_empty()),
-        ("egress.special", !section.special.is_empty()),
-        ("egress.inspect.except", !section.inspect.except.is_empty()),
-        ("egress.inspect.allow", !section.inspect.allow.is_empty()),
-        ("egress.inspect.upgrade", !section.inspect.upgrade.is_empty()),
-        ("egress.secrets", !section.secrets.is_empty()),
-        ("egress.upstream", section.upstream.is_some()),
-    ]
-}
+/// Keys by which a section gives more.
+pub(crate) const GIVING_KEYS: [&str; 7] = [
+    "egress.allow",
+    "egress.special",
+    "egress.inspect.except",
+    "egress.inspect.allow",
+    "egress.inspect.upgrade",
+    "egress.secrets",
+    "egress.upstream",
+];
 
 /// Returns the lengths of a section's lists, by key.
-pub(crate) fn list_lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
-    let hosts = |list: &[HostEntry]| list.iter().map(|entry| entry.patterns().len()).sum();
-    [
-        ("egress.allow", hosts(&section.allow)),
-        ("egress.ask", hosts(&section.ask)),
-        ("egress.deny", hosts(&section.deny)),
-        ("egress.special", section.special.len()),
-        ("egress.inspect.hosts", hosts(&section.inspect.hosts)),
-        ("egress.inspect.except", hosts(&section.inspect.except)),
-        ("egress.inspect.allow", section.inspect.allow.len()),
-        ("egress.inspect.deny", section.inspect.deny.len()),
-        ("egress.inspect.upgrade", hosts(&section.inspect.upgrade)),
-    ]
-}
-
-/// Returns the part of a managed section that applies against every later layer.
-pub(crate) fn extract_narrowing_part(section: &EgressSection) -> EgressSection {
-    EgressSection {
-        ask: section.ask.clone(),
-        deny: section.deny.clone(),
-        limits: section.limits.clone(),
-        inspect: crate::egress_file::InspectSection {
-            hosts: section.inspect.hosts.clone(),
-            deny: section.inspect.deny.clone(),
-            ..Default::default()
-        },
-        ..EgressSection::default()
+pub(crate) fn list_lengths(section: &EgressSection) -> impl Iterator<Item = (&'static str, usize)> {
+    fn lengths<T>(lists: &[PatternList<T>], section: &EgressSection) -> Vec<(&'static str, usize)> {
+        lists.iter().map(|(key, written, _)| (*key, written(section).into_iter().map(<[T]>::len).sum())).collect()
     }
+    lengths(&TARGET_LISTS, section).into_iter().chain(lengths(&REQUEST_LISTS, section))
 }
 
-fn add_hosts(
-    list: &mut Vec<SourcedValue<TargetPattern>>,
-    entries: &[HostEntry],
-    origin: impl Fn(usize) -> ValueOrigin,
+fn patterns_of(entries: &[HostEntry]) -> Vec<&[TargetPattern]> {
+    entries.iter().map(HostEntry::patterns).collect()
+}
+
+/// Adds the entries of the lists of a section. If `takes_only`, lists that give more are left out.
+fn add_lists<T: Clone + PartialEq>(
+    lists: &[PatternList<T>],
+    own: &mut [Vec<SourcedValue<T>>],
+    section: &EgressSection,
+    takes_only: bool,
+    origin: &dyn Fn(&str) -> ValueOrigin,
 ) {
-    for (i, entry) in entries.iter().enumerate() {
-        for pattern in entry.patterns() {
-            add_unique(list, pattern.clone(), origin(i));
+    for ((key, written, _), own) in
+        lists.iter().zip(own).filter(|((key, ..), _)| !takes_only || !GIVING_KEYS.contains(key))
+    {
+        for (i, patterns) in written(section).into_iter().enumerate() {
+            for pattern in patterns {
+                add_unique(own, pattern.clone(), origin(&format!("{key}[{i}]")));
+            }
         }
     }
 }
 
 impl EgressSpec {
     /// Adds a section. No later section removes an entry of `deny` or `ask`; a limit, a secret and the
-    /// proxy are those of the last section that sets them.
-    pub(crate) fn apply_section(&mut self, section: &EgressSection, origin: &dyn Fn(&str) -> ValueOrigin, home: &Path) {
-        let item = |key: &'static str| move |i: usize| origin(&format!("{key}[{i}]"));
-        add_hosts(&mut self.allow, &section.allow, item("egress.allow"));
-        add_hosts(&mut self.ask, &section.ask, item("egress.ask"));
-        add_hosts(&mut self.deny, &section.deny, item("egress.deny"));
-        add_values(&mut self.special, section.special.iter().cloned(), item("egress.special"));
-        for (limit, slot) in LIMIT_FIELDS.iter().zip(&mut self.limits) {
-            if let Some(value) = (limit.written)(&section.limits) {
-                *slot = Some(SourcedValue::new(value, origin(limit.key)));
+    /// proxy are those of the last section that sets them. If `takes_only`, keys that give more are left out.
+    pub(crate) fn apply_section(
+        &mut self,
+        section: &EgressSection,
+        origin: &dyn Fn(&str) -> ValueOrigin,
+        home: &Path,
+        takes_only: bool,
+    ) {
+        add_lists(&TARGET_LISTS, &mut self.targets, section, takes_only, origin);
+        add_lists(&REQUEST_LISTS, &mut self.requests, section, takes_only, origin);
+        for (i, (key, written, _)) in LIMIT_FIELDS.iter().enumerate() {
+            if let Some(value) = written(&section.limits) {
+                self.limits.insert(i, SourcedValue::new(value, origin(key)));
             }
         }
-        let inspect = &section.inspect;
-        add_hosts(&mut self.inspect.hosts, &inspect.hosts, item("egress.inspect.hosts"));
-        add_hosts(&mut self.inspect.except, &inspect.except, item("egress.inspect.except"));
-        add_hosts(&mut self.inspect.upgrade, &inspect.upgrade, item("egress.inspect.upgrade"));
-        add_values(&mut self.inspect.allow, inspect.allow.iter().cloned(), item("egress.inspect.allow"));
-        add_values(&mut self.inspect.deny, inspect.deny.iter().cloned(), item("egress.inspect.deny"));
-        for (name, secret) in &section.secrets {
+        for (name, secret) in section.secrets.iter().filter(|_| !takes_only) {
             let secret = SecretSection {
                 from: secret.from.with_home(home),
                 inside: secret.inside.as_ref().map(|source| source.with_home(home)),
@@ -229,92 +176,74 @@ impl EgressSpec {
             let from = origin(&format!("egress.secrets.{name}"));
             self.secrets.insert(name.clone(), SourcedValue::new(secret, from));
         }
-        if let Some(upstream) = &section.upstream {
+        if let Some(upstream) = section.upstream.as_ref().filter(|_| !takes_only) {
             let credentials = upstream.credentials.as_ref().map(|source| source.with_home(home));
             let upstream = UpstreamSection { credentials, ..upstream.clone() };
             self.upstream = Some(SourcedValue::new(upstream, origin("egress.upstream")));
         }
     }
 
-    /// Returns the limits, by key.
-    pub(crate) fn limits_by_key(&self) -> impl Iterator<Item = (&'static str, Option<&SourcedValue<u64>>)> {
-        LIMIT_FIELDS.iter().map(|limit| limit.key).zip(self.limits.iter().map(Option::as_ref))
+    /// Takes the lower of the two values for each limit.
+    pub(crate) fn lower_limits(&mut self, other: &Self) {
+        lower_limits(&mut self.limits, &other.limits);
     }
 
-    /// Takes the lower of the two values for each limit; an absent value is higher than any.
-    pub(crate) fn lower_limits(&mut self, other: &Self) {
-        for (own, other) in self.limits.iter_mut().zip(&other.limits) {
-            let lower = match (&*own, other) {
-                (Some(own), Some(other)) => other.value < own.value,
-                (None, Some(_)) => true,
-                (_, None) => false,
-            };
-            if lower {
-                own.clone_from(other);
-            }
-        }
+    /// Returns the first limit that is higher here than in `base`, or that only `base` has, and its value there.
+    pub(crate) fn raised_limit(&self, base: &Self) -> Option<(&'static str, u64)> {
+        let i = raised_limit(&self.limits, &base.limits)?;
+        Some((LIMIT_FIELDS[i].0, base.limits[&i].value))
     }
 
     /// Returns the first key in which this part gives more than `base`, if any. In doubt, the result is
-    /// "wider".
+    /// "wider". Requests that `inspect.allow` names are the only ones of their host. So one more entry gives
+    /// more, and so does the removal of the last one.
     pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
-        let each = |part: &[SourcedValue<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
-            part.iter().all(|entry| holds(&entry.value))
+        fn contains_all<T: PartialEq>(whole: &[SourcedValue<T>], part: &[SourcedValue<T>]) -> bool {
+            part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))
+        }
+        let covers = |list: &[SourcedValue<TargetPattern>], part: &SourcedValue<TargetPattern>| {
+            list.iter().any(|entry| entry.value.covers(&part.value))
         };
-        let covers = |list: &[SourcedValue<TargetPattern>], part: &TargetPattern| {
-            list.iter().any(|entry| entry.value.covers(part))
-        };
-        let lists = first_failing([
-            ("egress.allow", each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own)))),
-            (
-                "egress.ask",
-                each(&base.ask, &|base_entry| covers(&self.ask, base_entry) || covers(&self.deny, base_entry)),
-            ),
-            ("egress.deny", each(&base.deny, &|denied| covers(&self.deny, denied))),
-            ("egress.special", each(&self.special, &|own| covers(&base.special, own))),
-        ]);
-        let is_raised = |(own, base): (Option<&SourcedValue<u64>>, Option<&SourcedValue<u64>>)| {
-            base.is_some_and(|base| own.is_none_or(|own| own.value > base.value))
-        };
-        let limit = || {
-            let mut pairs = self.limits_by_key().zip(base.limits_by_key());
-            pairs.find(|((_, own), (_, base))| is_raised((*own, *base))).map(|((key, _), _)| key)
-        };
+        let [allow, ask, deny, special, hosts, except, upgrade] = &self.targets;
+        let [base_allow, base_ask, base_deny, base_special, base_hosts, base_except, base_upgrade] = &base.targets;
+        let ([requests, denied], [base_requests, base_denied]) = (&self.requests, &base.requests);
+        let is_admitted =
+            |own: &SourcedValue<TargetPattern>| base_allow.iter().any(|entry| entry.value.admits_all(&own.value));
+        let same_requests = contains_all(requests, base_requests) && contains_all(base_requests, requests);
         let is_known = |(name, own): (&String, &SourcedValue<SecretSection>)| {
             base.secrets.get(name).is_some_and(|secret| secret.value == own.value)
         };
         let proxy = |spec: &Self| spec.upstream.as_ref().map(|upstream| upstream.value.clone());
-        let secrets_or_upstream = || {
+        let lists = first_failing([
+            ("egress.allow", allow.iter().all(is_admitted)),
+            ("egress.ask", base_ask.iter().all(|entry| covers(ask, entry) || covers(deny, entry))),
+            ("egress.deny", base_deny.iter().all(|entry| covers(deny, entry))),
+            ("egress.special", special.iter().all(|own| covers(base_special, own))),
+        ]);
+        let others = || {
             first_failing([
+                ("egress.inspect.hosts", contains_all(hosts, base_hosts)),
+                ("egress.inspect.except", contains_all(base_except, except)),
+                ("egress.inspect.upgrade", contains_all(base_upgrade, upgrade)),
+                ("egress.inspect.deny", contains_all(denied, base_denied)),
+                ("egress.inspect.allow", same_requests || base_requests.is_empty()),
                 ("egress.secrets", self.secrets.iter().all(is_known)),
                 ("egress.upstream", proxy(self) == proxy(base)),
             ])
         };
-        lists.or_else(limit).or_else(|| self.inspect.wider_than(&base.inspect)).or_else(secrets_or_upstream)
+        lists.or_else(|| self.raised_limit(base).map(|(key, _)| key)).or_else(others)
     }
 
     /// Reports every entry, with its key.
     pub(crate) fn report_entries(&self, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
-        let lists = [
-            ("egress.allow", &self.allow),
-            ("egress.ask", &self.ask),
-            ("egress.deny", &self.deny),
-            ("egress.special", &self.special),
-            ("egress.inspect.hosts", &self.inspect.hosts),
-            ("egress.inspect.except", &self.inspect.except),
-            ("egress.inspect.upgrade", &self.inspect.upgrade),
-        ];
-        for (key, list) in lists {
-            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        for ((key, ..), list) in TARGET_LISTS.iter().zip(&self.targets) {
+            report_list(key, list, line);
         }
-        for (key, list) in [("egress.inspect.allow", &self.inspect.allow), ("egress.inspect.deny", &self.inspect.deny)]
-        {
-            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+        for ((key, ..), list) in REQUEST_LISTS.iter().zip(&self.requests) {
+            report_list(key, list, line);
         }
-        for (key, limit) in self.limits_by_key() {
-            if let Some(entry) = limit {
-                line(key, entry.value.to_string(), &entry.origin);
-            }
+        for (i, entry) in &self.limits {
+            line(LIMIT_FIELDS[*i].0, entry.value.to_string(), &entry.origin);
         }
         for (name, secret) in &self.secrets {
             line(&format!("egress.secrets.{name}"), shown_secret(&secret.value), &secret.origin);
@@ -326,14 +255,7 @@ impl EgressSpec {
 
     /// Returns the egress rules of a run in this workspace.
     pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> EgressRules {
-        fn values<T: Clone>(list: &[SourcedValue<T>]) -> Vec<T> {
-            list.iter().map(|entry| entry.value.clone()).collect()
-        }
         let source = |source: &SecretSourceText| source.resolve_source(home, workspace);
-        let mut limits = EgressLimits::default();
-        for (limit, value) in LIMIT_FIELDS.iter().zip(&self.limits) {
-            *(limit.slot)(&mut limits) = value.as_ref().map(|entry| entry.value);
-        }
         let secret = |(name, entry): (&String, &SourcedValue<SecretSection>)| EgressSecret {
             name: name.clone(),
             from: source(&entry.value.from),
@@ -347,40 +269,21 @@ impl EgressSpec {
             credentials: entry.value.credentials.as_ref().map(source),
             except: flatten_patterns(&entry.value.except),
         };
-        EgressRules {
-            allow: values(&self.allow),
-            ask: values(&self.ask),
-            deny: values(&self.deny),
-            special: values(&self.special),
-            limits,
-            inspect: InspectionRules {
-                hosts: values(&self.inspect.hosts),
-                except: values(&self.inspect.except),
-                allow: values(&self.inspect.allow),
-                deny: values(&self.inspect.deny),
-                upgrade: values(&self.inspect.upgrade),
-            },
+        let mut rules = EgressRules {
             secrets: self.secrets.iter().map(secret).collect(),
             upstream: self.upstream.as_ref().map(upstream),
+            ..EgressRules::default()
+        };
+        for ((_, _, slot), list) in TARGET_LISTS.iter().zip(&self.targets) {
+            *slot(&mut rules) = values_of(list);
         }
-    }
-}
-
-impl InspectSpec {
-    /// Compares two inspection parts. Requests that `allow` names are the only ones of their host. So one
-    /// more entry gives more, and so does the removal of the last one.
-    fn wider_than(&self, base: &Self) -> Option<&'static str> {
-        fn contains_all<T: PartialEq>(whole: &[SourcedValue<T>], part: &[SourcedValue<T>]) -> bool {
-            part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))
+        for ((_, _, slot), list) in REQUEST_LISTS.iter().zip(&self.requests) {
+            *slot(&mut rules) = values_of(list);
         }
-        let same = contains_all(&self.allow, &base.allow) && contains_all(&base.allow, &self.allow);
-        first_failing([
-            ("egress.inspect.hosts", contains_all(&self.hosts, &base.hosts)),
-            ("egress.inspect.except", contains_all(&base.except, &self.except)),
-            ("egress.inspect.upgrade", contains_all(&base.upgrade, &self.upgrade)),
-            ("egress.inspect.deny", contains_all(&self.deny, &base.deny)),
-            ("egress.inspect.allow", same || base.allow.is_empty()),
-        ])
+        for (i, entry) in &self.limits {
+            *LIMIT_FIELDS[*i].2(&mut rules.limits) = Some(entry.value);
+        }
+        rules
     }
 }
 

@@ -61,6 +61,9 @@ pub struct ConfigError {
     more: Vec<ConfigError>,
 }
 
+/// Error in a section: the key, the reason, advice.
+pub(crate) type SectionError = (String, String, &'static str);
+
 /// Most mistakes that are shown at one time.
 const MAX_SHOWN_MISTAKES: usize = 20;
 

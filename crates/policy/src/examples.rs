@@ -15,7 +15,7 @@ use crate::decide::{consider_request, rule_in};
 use crate::error::{ConfigError, TextPosition};
 use crate::parse::{KeyPositions, parse_file};
 use crate::pattern::PathPattern;
-use crate::rules::{Act, RequestContext, RuleMatch, file_change, parse_target, tool_call};
+use crate::rules::{Act, RequestContext, RuleExplanation, RuleMatch, file_change, parse_target, tool_call};
 use crate::settings::PolicySettings;
 use crate::table::plain_request;
 
@@ -122,9 +122,9 @@ pub fn run_examples(
     }
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     for (i, example) in content.case.iter().enumerate() {
-        let runner =
-            ExampleRunner { settings, file, positions: &positions, key: format!("case[{i}]"), workspace, assess };
-        report.results.push(runner.run_example(example, &mut report.spoken)?);
+        let key = format!("case[{i}]");
+        let runner = ExampleRunner { settings, file, positions: &positions, key, workspace, assess, example };
+        report.results.push(runner.run_example(&mut report.spoken)?);
     }
     Ok(report)
 }
@@ -136,6 +136,7 @@ struct ExampleRunner<'a> {
     key: String,
     workspace: &'a Path,
     assess: RequestAssessor<'a>,
+    example: &'a PolicyExample,
 }
 
 impl ExampleRunner<'_> {
@@ -147,31 +148,34 @@ impl ExampleRunner<'_> {
         ConfigError::new(self.file, self.find_position(key), why)
     }
 
-    fn run_example(&self, example: &PolicyExample, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
-        let around = RequestContext {
-            user: example.user.clone(),
-            tool: example.tool.clone(),
-            time_ms: example.time_ms,
-            keeps_changes: None,
-        };
-        let present = [
-            example.run.is_some(),
-            example.argv.is_some(),
-            example.call.is_some(),
-            example.file.is_some(),
-            example.host.is_some(),
-        ];
-        if present.iter().filter(|present| **present).count() != 1 {
+    fn run_example(&self, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
+        let PolicyExample { run, argv, call, file, host, .. } = self.example;
+        let given = [run.is_some(), argv.is_some(), call.is_some(), file.is_some(), host.is_some()];
+        if given.iter().filter(|is_given| **is_given).count() != 1 {
             return Err(self.error_at("", "an example has exactly one of `run`, `argv`, `call`, `file` and `host`"));
         }
-        let session = example.session.as_deref().map(|name| self.parse_session(name)).transpose()?;
-        let (subject, decision) = if example.run.is_some() || example.argv.is_some() {
-            self.run_command_example(example, session, &around, spoken)
+        let session = self.example.session.as_deref().map(|name| self.parse_session(name)).transpose()?;
+        let mut decide = |act| self.decide_act(act, session.as_ref(), spoken);
+        let (subject, decision) = if let Some(text) = call {
+            let (name, arguments) = tool_call(text).map_err(|why| self.error_at("call", why))?;
+            (text.clone(), decide(Act::Tool { name, arguments: &arguments }))
+        } else if let Some(text) = file {
+            let change = file_change(text, self.settings.home(), self.workspace);
+            let (operation, path) = change.map_err(|why| self.error_at("file", why))?;
+            (text.clone(), decide(Act::File { path: &path, operation }))
+        } else if let Some(text) = host {
+            let (host, port) = parse_target(text).map_err(|why| self.error_at("host", why))?;
+            (text.clone(), decide(Act::Network { host: &host, port }))
+        } else if let Some(script) = run {
+            let script = RawText::from(script.as_str());
+            (script.to_escaped(), self.decide_command(RequestCommand::Script(script), session, spoken))
         } else {
-            self.run_act_example(example, session, &around, spoken)?
+            let argv: Vec<RawText> = argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect();
+            let subject = argv.iter().map(RawText::to_escaped).collect::<Vec<_>>().join(" ");
+            (subject, self.decide_command(RequestCommand::Argv(argv), session, spoken))
         };
-        let fault = fault_of(example, &decision);
-        Ok(ExampleResult { position: self.find_position(""), subject, expected: example.expect, decision, fault })
+        let fault = fault_of(self.example, &decision);
+        Ok(ExampleResult { position: self.find_position(""), subject, expected: self.example.expect, decision, fault })
     }
 
     fn parse_session(&self, name: &str) -> Result<SessionId, ConfigError> {
@@ -179,85 +183,49 @@ impl ExampleRunner<'_> {
         parsed.map_err(|_| self.error_at("session", format!("`{name}` is not a session")))
     }
 
-    /// Returns the working directory of an example; a pattern or an invalid path means the workspace.
-    fn resolve_cwd(&self, example: &PolicyExample) -> PathBuf {
-        match example.cwd.as_ref().map(|cwd| cwd.to_string().parse::<crate::text::ConfigPath>()) {
+    /// Returns the working directory; a pattern or an invalid path means the workspace.
+    fn resolve_cwd(&self) -> PathBuf {
+        match self.example.cwd.as_ref().map(|cwd| cwd.to_string().parse::<crate::text::ConfigPath>()) {
             Some(Ok(path)) => path.resolve_path(self.settings.home(), self.workspace),
             _ => self.workspace.to_owned(),
         }
     }
 
-    fn run_command_example(
-        &self,
-        example: &PolicyExample,
-        session: Option<SessionId>,
-        around: &RequestContext,
-        spoken: &mut [u64],
-    ) -> (String, Decision) {
-        let command = match (&example.run, &example.argv) {
-            (Some(script), _) => RequestCommand::Script(RawText::from(script.as_str())),
-            (None, argv) => {
-                RequestCommand::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect())
-            }
-        };
-        let subject = match &command {
-            RequestCommand::Script(script) => script.to_escaped(),
-            RequestCommand::Argv(argv) => argv.iter().map(RawText::to_escaped).collect::<Vec<_>>().join(" "),
-        };
-        let profile = example.profile.as_ref().unwrap_or(&self.settings.profile.value);
+    fn profile(&self) -> &str {
+        self.example.profile.as_ref().unwrap_or(&self.settings.profile.value)
+    }
+
+    fn build_context(&self) -> RequestContext {
+        let PolicyExample { user, tool, time_ms, .. } = self.example;
+        RequestContext { user: user.clone(), tool: tool.clone(), time_ms: *time_ms, keeps_changes: None }
+    }
+
+    fn decide_command(&self, command: RequestCommand, session: Option<SessionId>, spoken: &mut [u64]) -> Decision {
         let level = self.settings.level.value;
         let request = RunRequest {
             session,
-            cwd: self.resolve_cwd(example).as_path().into(),
+            cwd: self.resolve_cwd().as_path().into(),
             level: if level == IsolationLevel::None { IsolationLevel::Full } else { level },
             approval_mode: self.settings.approval_mode.value,
-            ..plain_request(command, profile, self.workspace)
+            ..plain_request(command, self.profile(), self.workspace)
         };
-        let assessment = (self.assess)(&request);
-        let found = consider_request(self.settings, &request, &assessment, around);
-        count_matches(spoken, found.iter().map(|one| one.found));
-        (subject, rule_in(self.settings, &request, &assessment, true, around).decision)
+        let (assessment, around) = ((self.assess)(&request), self.build_context());
+        count_matches(spoken, &consider_request(self.settings, &request, &assessment, &around));
+        rule_in(self.settings, &request, &assessment, true, &around).decision
     }
 
-    fn run_act_example(
-        &self,
-        example: &PolicyExample,
-        session: Option<SessionId>,
-        around: &RequestContext,
-        spoken: &mut [u64],
-    ) -> Result<(String, Decision), ConfigError> {
-        let cwd = self.resolve_cwd(example);
-        let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
-        let stage = ActContext {
-            cwd: &cwd,
-            workspace: self.workspace,
-            session: session.as_ref(),
-            profile: &profile,
-            approval_mode: self.settings.approval_mode.value,
-        };
-        let mut decide = |act: Act<'_>| {
-            let found = consider_act(self.settings, act, &stage, around);
-            count_matches(spoken, found.iter().map(|one| one.found));
-            decide_act(self.settings, act, &stage, around).decision
-        };
-        if let Some(text) = &example.call {
-            let (name, arguments) = tool_call(text).map_err(|why| self.error_at("call", why))?;
-            return Ok((text.clone(), decide(Act::Tool { name, arguments: &arguments })));
-        }
-        if let Some(text) = &example.file {
-            let (operation, path) =
-                file_change(text, self.settings.home(), self.workspace).map_err(|why| self.error_at("file", why))?;
-            return Ok((text.clone(), decide(Act::File { path: &path, operation })));
-        }
-        let text = example.host.clone().unwrap_or_default();
-        let (host, port) = parse_target(&text).map_err(|why| self.error_at("host", why))?;
-        let decision = decide(Act::Network { host: &host, port });
-        Ok((text, decision))
+    fn decide_act(&self, act: Act<'_>, session: Option<&SessionId>, spoken: &mut [u64]) -> Decision {
+        let (cwd, around) = (self.resolve_cwd(), self.build_context());
+        let (workspace, profile) = (self.workspace, self.profile());
+        let approval_mode = self.settings.approval_mode.value;
+        let stage = ActContext { cwd: &cwd, workspace, session, profile, approval_mode };
+        count_matches(spoken, &consider_act(self.settings, act, &stage, &around));
+        decide_act(self.settings, act, &stage, &around).decision
     }
 }
 
-fn count_matches(spoken: &mut [u64], found: impl Iterator<Item = RuleMatch>) {
-    spoken.iter_mut().zip(found).for_each(|(count, found)| *count += u64::from(found != RuleMatch::No));
+fn count_matches(spoken: &mut [u64], considered: &[RuleExplanation<'_>]) {
+    spoken.iter_mut().zip(considered).for_each(|(count, one)| *count += u64::from(one.found != RuleMatch::No));
 }
 
 fn fault_of(example: &PolicyExample, decision: &Decision) -> Option<String> {

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{ApprovalMode, GranularMode, Limits, PolicyVerdict, ProgramPattern, SandboxPreference};
+use stockade_model::{
+    ApprovalMode, GranularMode, IsolationLevel, Limits, PolicyVerdict, ProgramPattern, SandboxPreference,
+};
 
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
@@ -381,6 +383,23 @@ impl ModeName {
             Self::Never => Some(ApprovalMode::Never),
             Self::Granular => classes.map(ApprovalMode::Granular),
         }
+    }
+}
+
+impl LevelName {
+    pub(crate) fn to_level(self) -> IsolationLevel {
+        match self {
+            Self::Full => IsolationLevel::Full,
+            Self::Restricted => IsolationLevel::Restricted,
+        }
+    }
+}
+
+impl RuleSection {
+    /// Returns whether the rule has a condition on the words of a command.
+    pub(crate) fn names_commands(&self) -> bool {
+        let options = &self.options;
+        !(self.prefix.is_empty() && self.glob.is_empty() && options.present.is_empty() && options.absent.is_empty())
     }
 }
 

@@ -11,15 +11,18 @@ use stockade_model::{NetworkTarget, TargetPattern};
 const GROUPS_TEXT: &str = include_str!("../../../policies/groups.toml");
 
 /// A group of related hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HostGroup {
     /// Name of the group, without `@`.
     pub name: String,
     /// Description in one line, including hosts of the group that can also receive data.
     pub summary: String,
     /// The groups that this one includes, without `@`.
+    #[serde(default)]
     pub groups: Vec<String>,
     /// The hosts, each with its ports: those of the group and of the included groups, each once.
+    #[serde(default)]
     pub hosts: Vec<TargetPattern>,
     /// Documentation that lists these hosts.
     pub source: String,
@@ -28,38 +31,25 @@ pub struct HostGroup {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostGroupFile {
-    group: Vec<HostGroupSection>,
-}
-
-/// A group in its file form.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostGroupSection {
-    name: String,
-    summary: String,
-    #[serde(default)]
-    groups: Vec<String>,
-    #[serde(default)]
-    hosts: Vec<TargetPattern>,
-    source: String,
+    group: Vec<HostGroup>,
 }
 
 /// Reads a file of groups. A group may only include groups above it, so that none includes itself.
 fn parse_groups(text: &str) -> Result<Vec<HostGroup>, String> {
     let file = toml::from_str::<HostGroupFile>(text).map_err(|error| error.to_string())?;
     let mut all: Vec<HostGroup> = Vec::with_capacity(file.group.len());
-    for HostGroupSection { name, summary, groups, hosts: own, source } in file.group {
+    for mut group in file.group {
         let mut hosts = Vec::new();
-        for part in &groups {
+        for part in &group.groups {
             let Some(known) = all.iter().find(|known| known.name == *part) else {
-                return Err(format!("{name}: no group `{part}` is defined above it"));
+                return Err(format!("{}: no group `{part}` is defined above it", group.name));
             };
             hosts.extend(known.hosts.iter().cloned());
         }
-        hosts.extend(own);
+        hosts.append(&mut group.hosts);
         let mut seen = BTreeSet::new();
         hosts.retain(|host| seen.insert(host.clone()));
-        all.push(HostGroup { name, summary, groups, hosts, source });
+        all.push(HostGroup { hosts, ..group });
     }
     Ok(all)
 }

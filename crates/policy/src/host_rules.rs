@@ -11,7 +11,7 @@ use crate::act::{ActContext, build_act_input};
 use crate::file::CombiningAlgorithm;
 use crate::groups::{HostGroup, groups_with};
 use crate::hosts::{HostEntry, widen_to_siblings};
-use crate::rules::{Act, PolicyRule, RequestContext, RuleMatch, RulePattern};
+use crate::rules::{Act, PolicyRule, RequestContext, RuleKind, RuleMatch};
 use crate::settings::PolicySettings;
 
 impl PolicySettings {
@@ -38,8 +38,7 @@ impl PolicySettings {
     /// that only may apply becomes an entry of `ask`, and so does one that an earlier rule of its file may
     /// outweigh. The rules then decide in detail.
     pub fn bind_host_rules(&self, profile: &mut Profile, stage: &ActContext<'_>, around: &RequestContext) {
-        let about_hosts =
-            |rule: &&PolicyRule| rule.raises_caution() && matches!(rule.matcher, RulePattern::Hosts { .. });
+        let about_hosts = |rule: &&PolicyRule| rule.raises_caution() && rule.kind == RuleKind::Host;
         if !self.rules().any(|rule| about_hosts(&rule)) {
             return;
         }
@@ -48,7 +47,6 @@ impl PolicySettings {
         let scene = build_act_input(self, Act::Network { host: &host, port: None }, stage, around);
         for set in self.rules.sets() {
             for rule in set.rules.iter().filter(about_hosts) {
-                let RulePattern::Hosts { hosts } = &rule.matcher else { continue };
                 let list = match (rule.match_conditions(&scene), rule.effect) {
                     (RuleMatch::No, _) => continue,
                     (RuleMatch::Certain, PolicyVerdict::Deny)
@@ -58,7 +56,7 @@ impl PolicySettings {
                     }
                     _ => &mut profile.egress.ask,
                 };
-                add_patterns(list, hosts.iter().flat_map(HostEntry::patterns));
+                add_patterns(list, rule.section.hosts.iter().flat_map(HostEntry::patterns));
             }
         }
     }

@@ -3,18 +3,17 @@
 //!
 //! Pure: texts in, settings out.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, PolicyVerdict, SandboxPreference};
 
 use crate::egress;
-use crate::error::ConfigError;
-use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
+use crate::error::{ConfigError, SectionError};
+use crate::file::{ConfigFile, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::mounts::MountSnapshot;
 use crate::parse::{KeyPositions, parse_file};
-use crate::review::{ReviewSettings, SectionError};
+use crate::review::ReviewSettings;
 use crate::rules::{PolicyRule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, PolicySettings};
 use crate::shipped;
@@ -140,6 +139,11 @@ impl LayerFile<'_> {
         self.error_at(key, error_text).with_hint(hint)
     }
 
+    fn unknown_profile(&self, key: &str, settings: &PolicySettings, name: &str) -> ConfigError {
+        let error = self.error_at(key, format!("there is no profile `{name}`"));
+        error.with_hint(settings.advise_profile(name))
+    }
+
     fn only_narrows(&self) -> bool {
         self.layer.layer.only_narrows()
     }
@@ -150,6 +154,12 @@ impl LayerFile<'_> {
 
     fn set_value<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: T) {
         *slot = SourcedValue::new(value, self.origin_of(key));
+    }
+
+    fn set_some<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: Option<T>) {
+        if let Some(value) = value {
+            self.set_value(slot, key, value);
+        }
     }
 
     /// Sets a value, unless the layer may only tighten and `widens` returns how this value would widen.
@@ -179,10 +189,7 @@ impl LayerFile<'_> {
         self.set_checked(&mut settings.sandbox, "sandbox", content.sandbox, |current, new| {
             (*new != SandboxPreference::Require && new != current).then(|| "only `require` tightens".to_owned())
         })?;
-        let level = content.level.map(|level| match level {
-            LevelName::Full => IsolationLevel::Full,
-            LevelName::Restricted => IsolationLevel::Restricted,
-        });
+        let level = content.level.map(LevelName::to_level);
         self.set_checked(&mut settings.level, "level", level, |current, new| {
             let is_weaker = *new == IsolationLevel::Restricted && *current == IsolationLevel::Full;
             is_weaker.then(|| "weaker than the `full` in force".to_owned())
@@ -209,7 +216,7 @@ impl LayerFile<'_> {
         if self.only_narrows() {
             return Err(self.widening_error(section, "only users of this machine may configure what leaves it"));
         }
-        result.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
+        result.map_err(|(key, why, remedy)| self.error_at(&key, format!("`{key}`: {why}")).with_hint(remedy))
     }
 
     fn apply_mode(
@@ -233,7 +240,7 @@ impl LayerFile<'_> {
                 _ => return Ok(()),
             },
         };
-        if self.only_narrows() && !ModeAnswers::from_mode(mode).is_as_strict_as(&ModeAnswers::from_mode(current)) {
+        if self.only_narrows() && !is_as_strict(mode, current) {
             let why = format!("not stricter in every case than the `{}` in force", mode_name(current));
             return Err(self.widening_error(key, &why));
         }
@@ -249,7 +256,6 @@ impl LayerFile<'_> {
             return Err(self.error_at("profiles", format!("at most {MAX_PROFILES} profiles")));
         }
         for (name, section) in &pending {
-            self.check_lengths(name, section)?;
             self.check_profile(settings, name, section)?;
         }
         while !pending.is_empty() {
@@ -267,70 +273,48 @@ impl LayerFile<'_> {
         Ok(())
     }
 
-    fn check_lengths(&self, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
-        let lengths = [
-            ("write", section.write.len()),
-            ("hide", section.hide.len()),
-            ("reveal", section.reveal.len()),
-            ("protect", section.protect.len()),
-            ("sockets", section.sockets.len()),
-            ("exec.ask", section.exec.ask.len()),
-            ("exec.deny", section.exec.deny.len()),
-            ("env.pass", section.env.pass.len()),
-            ("env.drop", section.env.drop.len()),
-            ("env.set", section.env.set.len()),
-        ];
-        let lengths = lengths.into_iter().chain(egress::list_lengths(&section.egress));
-        match lengths.into_iter().find(|(_, length)| *length > MAX_LIST_ENTRIES) {
-            Some((key, _)) => Err(self.error_at(
-                &format!("profiles.{name}.{key}"),
-                format!("at most {MAX_LIST_ENTRIES} entries in one list"),
-            )),
-            None => Ok(()),
-        }
-    }
-
     fn check_profile(
         &self,
         settings: &PolicySettings,
         name: &str,
         section: &ProfileSection,
     ) -> Result<(), ConfigError> {
-        let key = |rest: &str| format!("profiles.{name}{rest}");
+        let fail = |rest: &str, why: &str| self.error_at(&format!("profiles.{name}{rest}"), why);
+        if let Some((key, _)) = list_lengths(section).find(|(_, length)| *length > MAX_LIST_ENTRIES) {
+            return Err(fail(&format!(".{key}"), &format!("at most {MAX_LIST_ENTRIES} entries in one list")));
+        }
         if let Err(why) = name.parse::<ProfileName>() {
-            return Err(self.error_at(&key(""), format!("`{name}`: {why}")));
+            return Err(fail("", &format!("`{name}`: {why}")));
         }
         if name == "host" {
-            let error = self.error_at(&key(""), "the profile `host` has no sandbox and nothing to configure");
+            let error = fail("", "the profile `host` has no sandbox and nothing to configure");
             return Err(error.with_hint("to permit it, set `allow_host = true` in your own configuration"));
         }
-        if let Some(base) = &section.extends {
-            if base.0 == "host" {
-                let error = self.error_at(&key(".extends"), "`host` has no sandbox and cannot be extended");
-                return Err(error.with_hint("extend `workspace` and add what is needed"));
-            }
-            if settings.profiles.contains_key(name) {
-                let error = self.error_at(&key(".extends"), format!("the profile `{name}` exists already"));
-                return Err(error.with_hint("leave `extends` out to add to it, or choose another name"));
-            }
+        if section.extends.as_ref().is_some_and(|base| base.0 == "host") {
+            let error = fail(".extends", "`host` has no sandbox and cannot be extended");
+            return Err(error.with_hint("extend `workspace` and add what is needed"));
+        }
+        if section.extends.is_some() && settings.profiles.contains_key(name) {
+            let error = fail(".extends", &format!("the profile `{name}` exists already"));
+            return Err(error.with_hint("leave `extends` out to add to it, or choose another name"));
         }
         if let Some(variable) = section.env.malformed_name() {
-            let error = self.error_at(&key(".env.set"), format!("`{variable}` is not a variable name"));
+            let error = fail(".env.set", &format!("`{variable}` is not a variable name"));
             return Err(error.with_hint("a variable is letters, digits and `_`, not starting with a digit"));
         }
         if let Some((variable, _)) = section.env.set.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(self.error_at(&key(".env.set"), format!("the value of `{variable}` contains a NUL byte")));
+            return Err(fail(".env.set", &format!("the value of `{variable}` contains a NUL byte")));
         }
         if let Some(0..16) = section.limits.open_files {
-            return Err(self.error_at(&key(".limits.open_files"), "a run needs at least 16 descriptors"));
+            return Err(fail(".limits.open_files", "a run needs at least 16 descriptors"));
         }
-        for (name, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
+        for (key, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
             if amount == Some(0) {
-                return Err(self.error_at(&key(&format!(".limits.{name}")), "must be greater than zero"));
+                return Err(fail(&format!(".limits.{key}"), "must be greater than zero"));
             }
         }
-        if let Err(fault) = egress::check_section(&section.egress) {
-            return Err(self.error_at(&key(&format!(".{}", fault.key)), fault.why).with_hint(fault.hint));
+        if let Err((key, why, hint)) = egress::check_section(&section.egress) {
+            return Err(fail(&format!(".{key}"), &why).with_hint(hint));
         }
         if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
@@ -341,57 +325,40 @@ impl LayerFile<'_> {
         name: &str,
         section: &ProfileSection,
     ) -> Result<(), ConfigError> {
-        let gives = [
-            ("write", section.write.is_empty()),
-            ("reveal", section.reveal.is_empty()),
-            ("sockets", section.sockets.is_empty()),
-            ("env.pass", section.env.pass.is_empty()),
-            ("env.set", section.env.set.is_empty()),
-        ];
-        let gives = gives
-            .map(|(key, is_empty)| (key, !is_empty))
-            .into_iter()
-            .chain(egress::list_widening_keys(&section.egress));
-        if let Some((key, _)) = gives.into_iter().find(|(_, is_used)| *is_used) {
-            return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
+        let widens = |key: &str, why: &str| Err(self.widening_error(&format!("profiles.{name}.{key}"), why));
+        let egress = &section.egress;
+        let used = list_lengths(section).chain([
+            ("egress.secrets", egress.secrets.len()),
+            ("egress.upstream", usize::from(egress.upstream.is_some())),
+        ]);
+        let used: Vec<&str> = used.filter(|(_, length)| *length > 0).map(|(key, _)| key).collect();
+        if let Some(key) = GIVING_KEYS.iter().chain(&egress::GIVING_KEYS).find(|key| used.contains(key)) {
+            return widens(key, "it would give more");
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
         let has = |flag: fn(&ProfileSpec) -> bool| base.is_some_and(flag);
         let base_undo_bytes = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
-        let flags = [
-            (
-                "stage",
-                section.stage == Some(false) && has(ProfileSpec::has_staged_writes),
-                "writes would no longer be staged",
-            ),
-            ("undo", section.undo == Some(false) && has(ProfileSpec::has_undo), "changes could not be undone"),
-            ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes), "it would keep more"),
-            ("caches", section.caches == Some(true) && !has(ProfileSpec::has_caches), "it would give more"),
-        ];
-        if let Some((key, _, why)) = flags.into_iter().find(|(_, widens, _)| *widens) {
-            return Err(self.widening_error(&format!("profiles.{name}.{key}"), why));
+        if section.stage == Some(false) && has(ProfileSpec::has_staged_writes) {
+            return widens("stage", "writes would no longer be staged");
         }
-        let Some(base) = base else {
-            // The profile extends another profile of this file, whose limits are its start.
-            return Ok(());
-        };
+        if section.undo == Some(false) && has(ProfileSpec::has_undo) {
+            return widens("undo", "changes could not be undone");
+        }
+        if section.undo_bytes.is_some_and(|bytes| bytes.0 > base_undo_bytes) {
+            return widens("undo_bytes", "it would keep more");
+        }
+        if section.caches == Some(true) && !has(ProfileSpec::has_caches) {
+            return widens("caches", "it would give more");
+        }
+        // Without a base, the profile extends another profile of this file, whose limits are its start.
+        let Some(base) = base else { return Ok(()) };
         let mut narrowed = base.clone();
-        narrowed.limits.apply_section(&section.limits, &|_| ValueOrigin::Default);
-        narrowed.egress.apply_section(&section.egress, &|_| ValueOrigin::Default, &settings.home);
-        if let Some(limit) = narrowed.limits.higher_than(&base.limits) {
-            let old = base.limits.get(limit).map(|amount| limit.format_amount(amount)).unwrap_or_default();
-            let why = format!("higher than the {old} in force");
-            return Err(self.widening_error(&format!("profiles.{name}.{}", limit.key()), &why));
+        narrowed.apply_limits(&section.limits.to_limits(), &|_| ValueOrigin::Default);
+        narrowed.egress.apply_section(egress, &|_| ValueOrigin::Default, &settings.home, false);
+        match narrowed.raised_limit(base) {
+            Some((key, old)) => widens(key, &format!("higher than the {old} in force")),
+            None => Ok(()),
         }
-        for ((key, new), (_, old)) in narrowed.egress.limits_by_key().zip(base.egress.limits_by_key()) {
-            if let (Some(new), Some(old)) = (new, old)
-                && new.value > old.value
-            {
-                let why = format!("higher than the {} in force", old.value);
-                return Err(self.widening_error(&format!("profiles.{name}.{key}"), &why));
-            }
-        }
-        Ok(())
     }
 
     fn apply_profile(
@@ -403,8 +370,7 @@ impl LayerFile<'_> {
         if !settings.profiles.contains_key(name) {
             let base = base_of(section);
             let Some(spec) = settings.profiles.get(base) else {
-                let error = self.error_at(&format!("profiles.{name}.extends"), format!("there is no profile `{base}`"));
-                return Err(hint_profile(error, settings, base));
+                return Err(self.unknown_profile(&format!("profiles.{name}.extends"), settings, base));
             };
             let mut spec = spec.clone();
             spec.lineage.insert(0, base.to_owned());
@@ -416,23 +382,15 @@ impl LayerFile<'_> {
         let before = if self.only_narrows() { Some(settings.profiles.clone()) } else { None };
         for (other, spec) in &mut settings.profiles {
             if other == name {
-                spec.apply_section(section, &origin, &home);
+                spec.apply_section(section, &origin, &home, false);
             } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
                 // An inherited limit must not undo a lower limit of the derived profile.
                 let own = spec.clone();
-                spec.apply_section(section, &origin, &home);
+                spec.apply_section(section, &origin, &home, false);
                 spec.lower_limits(&own);
             }
         }
-        self.check_result(settings, before)
-    }
-
-    /// Checks the result of narrowing as a whole, in case the checks of single keys missed something.
-    fn check_result(
-        &self,
-        settings: &PolicySettings,
-        before: Option<BTreeMap<String, ProfileSpec>>,
-    ) -> Result<(), ConfigError> {
+        // The result of narrowing as a whole, in case the checks of single keys missed something.
         for (name, old) in before.iter().flatten() {
             if let Some(key) = settings.profiles.get(name).and_then(|new| new.wider_than(old)) {
                 return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
@@ -444,8 +402,7 @@ impl LayerFile<'_> {
     fn apply_default_profile(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         let Some(ProfileName(name)) = &self.content.profile else { return Ok(()) };
         let Some(chosen) = settings.profiles.get(name) else {
-            let error = self.error_at("profile", format!("there is no profile `{name}`"));
-            return Err(hint_profile(error, settings, name));
+            return Err(self.unknown_profile("profile", settings, name));
         };
         self.check_not_wider(settings, "profile", name, chosen)?;
         self.set_value(&mut settings.profile, "profile", name.clone());
@@ -481,7 +438,7 @@ impl LayerFile<'_> {
         let Some(ProfileName(name)) = &section.profile else { return Ok(()) };
         let at = format!("{key}.profile");
         let Some(spec) = settings.profiles.get(name) else {
-            return Err(hint_profile(self.error_at(&at, format!("there is no profile `{name}`")), settings, name));
+            return Err(self.unknown_profile(&at, settings, name));
         };
         if !spec.sandboxed {
             let error = self
@@ -513,26 +470,17 @@ impl LayerFile<'_> {
     /// variables it drops stay so; its limits and its stricter values apply.
     fn apply_bounds(&self, settings: &mut PolicySettings) {
         let content = &self.content;
-        let strictest = |own: ApprovalMode, managed: ApprovalMode| {
-            ModeAnswers::from_mode(own).is_as_strict_as(&ModeAnswers::from_mode(managed))
-        };
-        if let Some(mode) = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular))
-            && !strictest(settings.approval_mode.value, mode)
-        {
-            self.set_value(&mut settings.approval_mode, "approval_mode", mode);
-        }
-        if let Some(timeout) = content.approval_timeout.filter(|t| t.0 < settings.approval_timeout_ms.value) {
-            self.set_value(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
-        }
-        if content.sandbox == Some(SandboxPreference::Require) {
-            self.set_value(&mut settings.sandbox, "sandbox", SandboxPreference::Require);
-        }
-        if content.level == Some(LevelName::Full) {
-            self.set_value(&mut settings.level, "level", IsolationLevel::Full);
-        }
-        if content.allow_host == Some(false) {
-            self.set_value(&mut settings.allow_host, "allow_host", false);
-        }
+        let current = settings.approval_mode.value;
+        let mode = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular));
+        self.set_some(&mut settings.approval_mode, "approval_mode", mode.filter(|mode| !is_as_strict(current, *mode)));
+        let current_ms = settings.approval_timeout_ms.value;
+        let timeout = content.approval_timeout.map(|timeout| timeout.0).filter(|new| *new < current_ms);
+        self.set_some(&mut settings.approval_timeout_ms, "approval_timeout", timeout);
+        let sandbox = content.sandbox.filter(|sandbox| *sandbox == SandboxPreference::Require);
+        self.set_some(&mut settings.sandbox, "sandbox", sandbox);
+        let level = content.level.map(LevelName::to_level).filter(|level| *level == IsolationLevel::Full);
+        self.set_some(&mut settings.level, "level", level);
+        self.set_some(&mut settings.allow_host, "allow_host", content.allow_host.filter(|allows| !allows));
         for (name, section) in &content.profiles {
             self.bound_profile(settings, &name.0, section);
         }
@@ -546,34 +494,43 @@ impl LayerFile<'_> {
     }
 
     fn bound_profile(&self, settings: &mut PolicySettings, name: &str, section: &ProfileSection) {
-        let narrowing = ProfileSection {
-            hide: section.hide.clone(),
-            protect: section.protect.clone(),
-            stage: section.stage.filter(|stage| *stage),
-            undo: section.undo.filter(|undo| *undo),
-            caches: section.caches.filter(|caches| !caches),
-            exec: section.exec.clone(),
-            env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
-            limits: section.limits.clone(),
-            egress: egress::extract_narrowing_part(&section.egress),
-            ..ProfileSection::default()
-        };
         let home = settings.home.clone();
         let origin = |key: &str| self.origin_of(&format!("profiles.{name}.{key}"));
         for (other, spec) in &mut settings.profiles {
             if other == name || spec.lineage.iter().any(|ancestor| ancestor == name) {
                 let own = spec.clone();
-                spec.apply_section(&narrowing, &origin, &home);
+                spec.apply_section(section, &origin, &home, true);
                 spec.lower_limits(&own);
             }
         }
     }
 }
 
-fn base_of(section: &ProfileSection) -> &str {
-    section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
+/// Returns whether no answer of a mode is milder than that of another.
+fn is_as_strict(mode: ApprovalMode, other: ApprovalMode) -> bool {
+    ModeAnswers::from_mode(mode).is_as_strict_as(&ModeAnswers::from_mode(other))
 }
 
-fn hint_profile(error: ConfigError, settings: &PolicySettings, name: &str) -> ConfigError {
-    error.with_hint(settings.advise_profile(name))
+/// Keys of a profile by which a section gives more.
+const GIVING_KEYS: [&str; 5] = ["write", "reveal", "sockets", "env.pass", "env.set"];
+
+/// Returns the lengths of a section's lists, by key.
+fn list_lengths(section: &ProfileSection) -> impl Iterator<Item = (&'static str, usize)> {
+    let own = [
+        ("write", section.write.len()),
+        ("hide", section.hide.len()),
+        ("reveal", section.reveal.len()),
+        ("protect", section.protect.len()),
+        ("sockets", section.sockets.len()),
+        ("exec.ask", section.exec.ask.len()),
+        ("exec.deny", section.exec.deny.len()),
+        ("env.pass", section.env.pass.len()),
+        ("env.drop", section.env.drop.len()),
+        ("env.set", section.env.set.len()),
+    ];
+    own.into_iter().chain(egress::list_lengths(&section.egress))
+}
+
+fn base_of(section: &ProfileSection) -> &str {
+    section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
 }

@@ -8,7 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stockade_model::HttpEndpoint;
 
-use crate::review::{EndpointText, SectionError, in_place};
+use crate::error::SectionError;
+use crate::review::{EndpointText, in_place};
 use crate::text::ConfigPath;
 
 /// Most words of a program, and most bytes of each word.
@@ -93,7 +94,7 @@ impl NotifySection {
 }
 
 fn check_program(words: &[String]) -> Result<(), SectionError> {
-    let wrong = |why, remedy| Err(("notify.program", why, remedy));
+    let wrong = |why: &str, remedy| Err(("notify.program".to_owned(), why.to_owned(), remedy));
     match words.first() {
         None => wrong("a program needs a path", "write `[\"/usr/bin/notify-send\", \"stockade\"]`, or leave it out"),
         Some(path) if !path.starts_with('/') => wrong("a program is named by its absolute path", "write it whole"),

@@ -44,6 +44,15 @@ pub fn changes_of_patch(text: &str) -> Result<Vec<FileChange>, PatchError> {
     }
 }
 
+/// Header that moves the file of the header above it.
+const MOVE_HEADER: &str = "Move to:";
+const FILE_HEADERS: [(&str, FileOperation); 4] = [
+    ("Add File:", FileOperation::Create),
+    ("Update File:", FileOperation::Write),
+    ("Delete File:", FileOperation::Delete),
+    (MOVE_HEADER, FileOperation::Create),
+];
+
 fn of_envelope(text: &str) -> Result<Vec<FileChange>, PatchError> {
     let mut changes: Vec<FileChange> = Vec::new();
     let mut ended = false;
@@ -53,22 +62,17 @@ fn of_envelope(text: &str) -> Result<Vec<FileChange>, PatchError> {
         if ended {
             return wrong("there is text after `*** End Patch`");
         }
-        let mut push = |path: &str, operation| {
-            let path = path.trim().to_owned();
-            changes.push(FileChange { path, operation });
+        let named = |(start, operation): &(&'static str, FileOperation)| {
+            Some((*start, header.strip_prefix(start)?, *operation))
         };
-        if let Some(path) = header.strip_prefix("Add File:") {
-            push(path, FileOperation::Create);
-        } else if let Some(path) = header.strip_prefix("Update File:") {
-            push(path, FileOperation::Write);
-        } else if let Some(path) = header.strip_prefix("Delete File:") {
-            push(path, FileOperation::Delete);
-        } else if let Some(path) = header.strip_prefix("Move to:") {
-            match changes.last_mut() {
-                Some(last) if last.operation == FileOperation::Write => last.operation = FileOperation::Delete,
-                _ => return wrong("`*** Move to:` follows no `*** Update File:`"),
+        if let Some((start, path, operation)) = FILE_HEADERS.iter().find_map(named) {
+            if start == MOVE_HEADER {
+                match changes.last_mut() {
+                    Some(last) if last.operation == FileOperation::Write => last.operation = FileOperation::Delete,
+                    _ => return wrong("`*** Move to:` follows no `*** Update File:`"),
+                }
             }
-            changes.push(FileChange { path: path.trim().to_owned(), operation: FileOperation::Create });
+            changes.push(FileChange { path: path.trim().to_owned(), operation });
         } else if header.trim_end() == "End Patch" {
             ended = true;
         } else if !matches!(header.trim_end(), "Begin Patch" | "End of File") {
@@ -96,12 +100,13 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
                 _ => remaining = (remaining.0.saturating_sub(1), remaining.1.saturating_sub(1)),
             }
         } else if let Some(hunk) = line.strip_prefix("@@ -") {
-            remaining = hunk_lines(hunk)
-                .ok_or(PatchError { line: i + 1, why: "the line numbers of the hunk are not valid" })?;
+            let Some(lines) = hunk_lines(hunk) else { return wrong("the line numbers of the hunk are not valid") };
+            remaining = lines;
         } else if let Some(name) = line.strip_prefix("--- ") {
-            old = Some(diff_name(name, "a/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?);
+            let Some(name) = diff_name(name, "a/") else { return wrong(QUOTED_NAME_REASON) };
+            old = Some(name);
         } else if let Some(name) = line.strip_prefix("+++ ") {
-            let new = diff_name(name, "b/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?;
+            let Some(new) = diff_name(name, "b/") else { return wrong(QUOTED_NAME_REASON) };
             let Some(old) = old.take() else { return wrong("`+++` follows no `---`") };
             changes.extend(derive_changes(&old, &new));
         } else if let Some(name) = line.strip_prefix("rename from ").or(line.strip_prefix("deleted binary ")) {

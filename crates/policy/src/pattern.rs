@@ -14,7 +14,7 @@ use stockade_model::{Grant, LimitKind, RawText};
 
 use crate::glob::parts_cover;
 use crate::hosts::{HostEntry, check_breadth};
-use crate::text::{ConfigPath, PathAnchor, TextError, parse_name, split_anchor, text_error, text_form};
+use crate::text::{ConfigPath, PathAnchor, TextError, parse_name, parsed_form, split_anchor, text_error, text_form};
 
 /// Longest pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
@@ -321,12 +321,7 @@ pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleName(pub(crate) String);
 
-impl FromStr for RuleName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        parse_name(text, "a rule's name").map(Self)
-    }
-}
+parsed_form!(RuleName, |text| parse_name(text, "a rule's name"));
 text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");
 
 const DAY_NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];

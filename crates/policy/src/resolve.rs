@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
-    EgressRules, EgressSecret, EnvironmentRules, ExecRules, FilesystemAccess, Grant, PRIVATE_TREES, Profile,
-    ProgramPattern, RawText, SecretUse, TargetPattern, shell_quoted,
+    EgressRules, EgressSecret, EnvironmentRules, ExecRules, FilesystemAccess, Grant, Limits, PRIVATE_TREES, Profile,
+    RawText, SecretUse, TargetPattern, shell_quoted,
 };
 
 use crate::guarded::find_guarded_name;
@@ -17,7 +17,7 @@ use crate::hosts::check_breadth;
 use crate::link_targets::LinkTargets;
 use crate::mounts::MountsError;
 use crate::settings::{OwnDirectories, OwnPathStep, PolicySettings};
-use crate::spec::{ProfileSpec, SourcedValue};
+use crate::spec::{ProfileSpec, SourcedValue, values_of};
 use crate::text::ConfigPath;
 
 /// Reason why a profile cannot be resolved.
@@ -291,8 +291,8 @@ fn instantiate_profile(spec: &ProfileSpec, name: &str, home: &Path, workspace: &
     let paths = |list: &[SourcedValue<ConfigPath>]| -> Vec<RawText> {
         list.iter().map(|entry| entry.value.resolve_path(home, workspace).into()).collect()
     };
-    let programs =
-        |list: &[SourcedValue<ProgramPattern>]| -> Vec<_> { list.iter().map(|entry| entry.value.clone()).collect() };
+    let mut limits = Limits::default();
+    spec.limits.iter().for_each(|(limit, entry)| limits.set_limit(*limit, entry.value));
     Profile {
         name: name.to_owned(),
         sandboxed: spec.sandboxed,
@@ -307,7 +307,7 @@ fn instantiate_profile(spec: &ProfileSpec, name: &str, home: &Path, workspace: &
             trace: false,
             caches: if spec.has_caches() { crate::shipped::load_shipped_caches(home) } else { Vec::new() },
         },
-        exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
+        exec: ExecRules { ask: values_of(&spec.exec_ask), deny: values_of(&spec.exec_deny) },
         network: spec.network,
         egress: spec.egress.of_run(home, workspace),
         environment: EnvironmentRules {
@@ -315,7 +315,7 @@ fn instantiate_profile(spec: &ProfileSpec, name: &str, home: &Path, workspace: &
             drop: spec.dropped_variables(),
             set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
         },
-        limits: spec.limits.to_limits(),
+        limits,
     }
 }
 

@@ -5,13 +5,13 @@
 //! file.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{HttpEndpoint, RawText};
+use stockade_model::{EndpointError, HttpEndpoint, RawText};
 
-use crate::text::{ConfigBytes, ConfigDuration, ConfigPath, TextError, VariableName, text_error, text_form};
+use crate::error::SectionError;
+use crate::text::{ConfigBytes, ConfigDuration, ConfigPath, VariableName, parsed_form, text_form};
 
 /// Longest time that a question waits for an opinion, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
@@ -74,27 +74,20 @@ pub enum ReviewApi {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointText(pub(crate) HttpEndpoint);
 
-impl FromStr for EndpointText {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        text.parse().map(Self).map_err(|why: stockade_model::EndpointError| TextError::new(why.to_string()))
-    }
-}
+parsed_form!(EndpointText, |text: &str| text.parse().map_err(|why: EndpointError| why.to_string()));
 text_form!(EndpointText, "^https?://", "A URL: `https://...`, or `http://...` to this machine.");
 
 /// Name of a model: printable ASCII.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName(String);
 
-impl FromStr for ModelName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return text_error("a model's name is printable ASCII without spaces, at most 128 characters");
-        }
-        Ok(Self(text.to_owned()))
+fn parse_model(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("a model's name is printable ASCII without spaces, at most 128 characters");
     }
+    Ok(text.to_owned())
 }
+parsed_form!(ModelName, parse_model);
 text_form!(ModelName, "^[!-~]{1,128}$", "The name of a model.");
 
 /// Settings of the reviewer.
@@ -129,29 +122,28 @@ pub enum ReviewKey {
     File(PathBuf),
 }
 
-/// Error in a section: the key, the reason, advice.
-pub(crate) type SectionError = (&'static str, &'static str, &'static str);
-
 impl ReviewSection {
     /// Returns the settings of the section; `None` if it turns reviews off.
     pub(crate) fn to_settings(&self, home: &Path) -> Result<Option<ReviewSettings>, SectionError> {
         if self.enabled == Some(false) {
             return Ok(None);
         }
-        let missing = |key| (key, "a reviewer needs `api`, `endpoint` and `model`", "add what is missing");
-        let api = self.api.ok_or_else(|| missing("review"))?;
-        let EndpointText(endpoint) = self.endpoint.clone().ok_or_else(|| missing("review"))?;
-        let ModelName(model) = self.model.clone().ok_or_else(|| missing("review"))?;
+        let fail = |key: &str, why: &str, remedy| Err((key.to_owned(), why.to_owned(), remedy));
+        let (Some(api), Some(EndpointText(endpoint)), Some(ModelName(model))) =
+            (self.api, self.endpoint.clone(), self.model.clone())
+        else {
+            return fail("review", "a reviewer needs `api`, `endpoint` and `model`", "add what is missing");
+        };
         let timeout_ms = self.timeout.map_or(MAX_TIMEOUT_MS, |timeout| timeout.0);
         if timeout_ms > MAX_TIMEOUT_MS {
-            return Err(("review.timeout", "a question waits at most `5s` for the reviewer", "shorten it"));
+            return fail("review.timeout", "a question waits at most `5s` for the reviewer", "shorten it");
         }
         let key = match (&self.key_env, &self.key_file) {
             (None, None) => ReviewKey::None,
             (Some(VariableName(name)), None) => ReviewKey::Variable(name.clone()),
             (None, Some(path)) => ReviewKey::File(in_place("review.key_file", path, home)?),
             (Some(_), Some(_)) => {
-                return Err(("review.key_file", "the key is in `key_env` or in `key_file`, not in both", "keep one"));
+                return fail("review.key_file", "the key is in `key_env` or in `key_file`, not in both", "keep one");
             }
         };
         let certificates = self.certificates.as_ref();
@@ -169,10 +161,11 @@ impl ReviewSection {
 }
 
 /// Resolves a path, and refuses one in the workspace, because the workspace is not trusted.
-pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, SectionError> {
+pub(crate) fn in_place(key: &str, path: &ConfigPath, home: &Path) -> Result<PathBuf, SectionError> {
     match path {
         ConfigPath::Workspace(_) => {
-            Err((key, "files of a workspace are not trusted for this", "write an absolute path, or `~/...`"))
+            let why = "files of a workspace are not trusted for this".to_owned();
+            Err((key.to_owned(), why, "write an absolute path, or `~/...`"))
         }
         path => Ok(path.resolve_path(home, home)),
     }

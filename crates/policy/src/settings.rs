@@ -15,7 +15,7 @@ use crate::mounts::{MountSnapshot, MountsError, OtherPath};
 use crate::notify::NotifySettings;
 use crate::review::ReviewSettings;
 use crate::rules::{PolicyRule, RuleBook};
-use crate::spec::{ProfileSpec, SourcedValue, ValueOrigin};
+use crate::spec::{ProfileSpec, SourcedValue, ValueOrigin, report_list};
 
 /// Stockade's own directories, which no run may write (L7). Absolute and canonical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -281,19 +281,19 @@ impl ProfileSpec {
         for (key, list) in
             [("write", &self.write), ("hide", &self.hide), ("reveal", &self.reveal), ("sockets", &self.sockets)]
         {
-            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+            report_list(key, list, line);
         }
         self.stage.iter().for_each(|entry| line("stage", entry.value.to_string(), &entry.origin));
         self.protect.iter().for_each(|entry| line("protect", entry.value.0.clone(), &entry.origin));
         for (key, list) in [("exec.ask", &self.exec_ask), ("exec.deny", &self.exec_deny)] {
-            list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+            report_list(key, list, line);
         }
         self.pass.iter().for_each(|entry| line("env.pass", entry.value.as_str().to_owned(), &entry.origin));
         self.drop.iter().for_each(|entry| line("env.drop", entry.value.as_str().to_owned(), &entry.origin));
         for (name, entry) in &self.set {
             line(&format!("env.set.{name}"), entry.value.clone(), &entry.origin);
         }
-        for (limit, entry) in self.limits.iter_entries() {
+        for (limit, entry) in &self.limits {
             line(limit.key(), limit.format_amount(entry.value), &entry.origin);
         }
         self.egress.report_entries(line);

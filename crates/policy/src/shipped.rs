@@ -52,7 +52,7 @@ pub(crate) fn load_shipped_profiles(home: &Path) -> Result<BTreeMap<String, Prof
             }
         }
         apply_additions(&mut spec, own);
-        spec.limits.apply_limits(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
+        spec.apply_limits(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
         // Resolving a profile sorts its lists; a list that is already sorted takes no time.
         spec.hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));

@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use stockade_model::{DEFAULT_UNDO_BYTES, DroppedVariables, LimitKind, Limits, NetworkAccess, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
 use crate::error::TextPosition;
-use crate::file::{LimitsSection, ProfileSection};
+use crate::file::ProfileSection;
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
 use stockade_model::text_matches;
 
@@ -112,54 +112,23 @@ impl<T> SourcedValue<T> {
     }
 }
 
-/// Limits with their origins; see [`stockade_model::Limits`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitsSpec(BTreeMap<LimitKind, SourcedValue<u64>>);
+/// Limits with their origins, by kind. An absent limit is higher than any.
+pub(crate) type SourcedLimits<K> = BTreeMap<K, SourcedValue<u64>>;
 
-impl LimitsSpec {
-    pub(crate) fn get(&self, limit: LimitKind) -> Option<u64> {
-        self.0.get(&limit).map(|entry| entry.value)
-    }
-
-    pub(crate) fn iter_entries(&self) -> impl Iterator<Item = (LimitKind, &SourcedValue<u64>)> {
-        self.0.iter().map(|(limit, entry)| (*limit, entry))
-    }
-
-    /// Returns the lower of the two values for each limit; an absent value is higher than any.
-    pub(crate) fn lower_of(mut self, other: &Self) -> Self {
-        for (limit, entry) in other.iter_entries() {
-            if self.get(limit).is_none_or(|own| entry.value < own) {
-                self.0.insert(limit, entry.clone());
-            }
-        }
-        self
-    }
-
-    pub(crate) fn apply_section(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> ValueOrigin) {
-        self.apply_limits(&section.to_limits(), origin);
-    }
-
-    pub(crate) fn apply_limits(&mut self, limits: &Limits, origin: &dyn Fn(&str) -> ValueOrigin) {
-        for (limit, amount) in limits.iter_limits() {
-            self.0.insert(limit, SourcedValue::new(amount, origin(limit.key())));
+/// Takes the lower of the two values for each limit.
+pub(crate) fn lower_limits<K: Ord + Copy>(limits: &mut SourcedLimits<K>, other: &SourcedLimits<K>) {
+    for (limit, entry) in other {
+        if limits.get(limit).is_none_or(|own| entry.value < own.value) {
+            limits.insert(*limit, entry.clone());
         }
     }
+}
 
-    /// Returns the limits without their origins.
-    pub(crate) fn to_limits(&self) -> Limits {
-        let mut limits = Limits::default();
-        for (limit, entry) in self.iter_entries() {
-            limits.set_limit(limit, entry.value);
-        }
-        limits
-    }
-
-    /// Returns the first limit that is higher here, or that only `base` has.
-    pub(crate) fn higher_than(&self, base: &Self) -> Option<LimitKind> {
-        base.iter_entries()
-            .find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value))
-            .map(|(limit, _)| limit)
-    }
+/// Returns the first limit of `base` that is higher in `limits`, or absent there.
+pub(crate) fn raised_limit<K: Ord + Copy>(limits: &SourcedLimits<K>, base: &SourcedLimits<K>) -> Option<K> {
+    let is_raised =
+        |(limit, entry): &(&K, &SourcedValue<u64>)| limits.get(limit).is_none_or(|own| own.value > entry.value);
+    base.iter().find(is_raised).map(|(limit, _)| *limit)
 }
 
 /// A profile before the workspace is known. The home directory is already substituted.
@@ -184,7 +153,7 @@ pub(crate) struct ProfileSpec {
     pub pass: Vec<SourcedValue<PassPattern>>,
     pub drop: Vec<SourcedValue<DropPattern>>,
     pub set: BTreeMap<String, SourcedValue<String>>,
-    pub limits: LimitsSpec,
+    pub limits: SourcedLimits<LimitKind>,
     pub egress: EgressSpec,
 }
 
@@ -205,6 +174,20 @@ pub(crate) fn add_values<T: PartialEq>(
     }
 }
 
+/// Returns the values of a list.
+pub(crate) fn values_of<T: Clone>(list: &[SourcedValue<T>]) -> Vec<T> {
+    list.iter().map(|entry| entry.value.clone()).collect()
+}
+
+/// Reports the entries of a list under its key.
+pub(crate) fn report_list<T: fmt::Display>(
+    key: &str,
+    list: &[SourcedValue<T>],
+    line: &mut dyn FnMut(&str, String, &ValueOrigin),
+) {
+    list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
+}
+
 /// Returns the first key whose condition does not hold.
 pub(crate) fn first_failing<const N: usize>(conditions: [(&'static str, bool); N]) -> Option<&'static str> {
     conditions.into_iter().find(|(_, holds)| !holds).map(|(key, _)| key)
@@ -218,58 +201,80 @@ fn is_subset<T: Ord>(part: &[SourcedValue<T>], whole: &[SourcedValue<T>]) -> boo
 
 impl ProfileSpec {
     /// Adds a section. Within the section, entries that take outweigh entries that give; the section
-    /// outweighs earlier entries. `origin` returns the origin of a key of the section.
+    /// outweighs earlier entries. If `takes_only`, keys that give more are left out. `origin` returns the
+    /// origin of a key of the section.
     pub(crate) fn apply_section(
         &mut self,
         section: &ProfileSection,
         origin: &dyn Fn(&str) -> ValueOrigin,
-        home: &std::path::Path,
+        home: &Path,
+        takes_only: bool,
     ) {
         let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
         let in_home = |list: &[ConfigPath]| list.iter().map(|path| path.with_home(home)).collect::<Vec<_>>();
-        add_values(&mut self.write, in_home(&section.write), |i| item("write", i));
-        add_values(&mut self.sockets, in_home(&section.sockets), |i| item("sockets", i));
         // Within one section the nearest entry decides; of equal ones, `hide`.
         let hidden = in_home(&section.hide);
+        if !takes_only {
+            add_values(&mut self.write, in_home(&section.write), |i| item("write", i));
+            add_values(&mut self.sockets, in_home(&section.sockets), |i| item("sockets", i));
+        }
         for (i, path) in hidden.iter().enumerate() {
             self.hide_path(path.clone(), item("hide", i));
-        }
-        for (i, path) in in_home(&section.reveal).into_iter().enumerate() {
-            if !hidden.contains(&path) {
-                self.reveal_path(path, item("reveal", i));
-            }
         }
         add_values(&mut self.protect, section.protect.iter().cloned(), |i| item("protect", i));
         add_values(&mut self.exec_ask, section.exec.ask.iter().cloned(), |i| item("exec.ask", i));
         add_values(&mut self.exec_deny, section.exec.deny.iter().cloned(), |i| item("exec.deny", i));
-        for (i, name) in section.env.pass.iter().enumerate() {
-            self.pass_variables(name.clone(), item("env.pass", i));
-        }
-        for (name, value) in &section.env.set {
-            self.set.insert(name.clone(), SourcedValue::new(value.clone(), origin(&format!("env.set.{name}"))));
+        if !takes_only {
+            for (i, path) in in_home(&section.reveal).into_iter().enumerate().filter(|(_, path)| !hidden.contains(path))
+            {
+                self.reveal_path(path, item("reveal", i));
+            }
+            for (i, name) in section.env.pass.iter().enumerate() {
+                self.pass_variables(name.clone(), item("env.pass", i));
+            }
+            for (name, value) in &section.env.set {
+                self.set.insert(name.clone(), SourcedValue::new(value.clone(), origin(&format!("env.set.{name}"))));
+            }
+            if let Some(bytes) = section.undo_bytes {
+                self.undo_bytes = Some(SourcedValue::new(bytes.0, origin("undo_bytes")));
+            }
         }
         for (i, name) in section.env.drop.iter().enumerate() {
             self.drop(name.clone(), item("env.drop", i));
         }
-        let set_flag = |slot: &mut Option<SourcedValue<bool>>, key: &str, value: Option<bool>| {
-            if let Some(value) = value {
+        let flags = [
+            ("stage", &mut self.stage, section.stage, true),
+            ("undo", &mut self.undo, section.undo, true),
+            ("caches", &mut self.caches, section.caches, false),
+        ];
+        for (key, slot, value, takes) in flags {
+            if let Some(value) = value.filter(|value| !takes_only || *value == takes) {
                 *slot = Some(SourcedValue::new(value, origin(key)));
             }
-        };
-        set_flag(&mut self.stage, "stage", section.stage);
-        set_flag(&mut self.undo, "undo", section.undo);
-        set_flag(&mut self.caches, "caches", section.caches);
-        if let Some(bytes) = section.undo_bytes {
-            self.undo_bytes = Some(SourcedValue::new(bytes.0, origin("undo_bytes")));
         }
-        self.limits.apply_section(&section.limits, origin);
-        self.egress.apply_section(&section.egress, origin, home);
+        self.apply_limits(&section.limits.to_limits(), origin);
+        self.egress.apply_section(&section.egress, origin, home, takes_only);
+    }
+
+    pub(crate) fn apply_limits(&mut self, limits: &Limits, origin: &dyn Fn(&str) -> ValueOrigin) {
+        for (limit, amount) in limits.iter_limits() {
+            self.limits.insert(limit, SourcedValue::new(amount, origin(limit.key())));
+        }
     }
 
     /// Takes the lower of its own limits and those of another profile.
     pub(crate) fn lower_limits(&mut self, other: &Self) {
-        self.limits = other.limits.clone().lower_of(&self.limits);
+        let mut limits = other.limits.clone();
+        lower_limits(&mut limits, &self.limits);
+        self.limits = limits;
         self.egress.lower_limits(&other.egress);
+    }
+
+    /// Returns the first limit that is higher here than in `base`, or that only `base` has, and its value there.
+    pub(crate) fn raised_limit(&self, base: &Self) -> Option<(&'static str, String)> {
+        let own = raised_limit(&self.limits, &base.limits);
+        let own = own.map(|limit| (limit.key(), limit.format_amount(base.limits[&limit].value)));
+        own.or_else(|| self.egress.raised_limit(&base.egress).map(|(key, amount)| (key, amount.to_string())))
     }
 
     /// Returns whether writes to the workspace wait for a commit.
@@ -368,7 +373,7 @@ impl ProfileSpec {
             ("env.drop", is_subset(&base.drop, &self.drop)),
             ("env.set", self.set.iter().all(is_known)),
         ]);
-        let limit = || self.limits.higher_than(&base.limits).map(LimitKind::key);
+        let limit = || raised_limit(&self.limits, &base.limits).map(LimitKind::key);
         wider.or_else(limit).or_else(|| self.egress.wider_than(&base.egress))
     }
 }

@@ -88,44 +88,46 @@ macro_rules! text_form {
 
 pub(crate) use text_form;
 
-/// Implements the parsing of a number with a unit.
-macro_rules! quantity_form {
+/// Implements the parsing of a type by a function that returns its content, or the reason of the error.
+macro_rules! parsed_form {
     ($name:ident, $parse:expr) => {
-        impl FromStr for $name {
-            type Err = TextError;
-            fn from_str(text: &str) -> Result<Self, TextError> {
-                ($parse)(text).map(Self).map_err(TextError::new)
+        impl std::str::FromStr for $name {
+            type Err = $crate::text::TextError;
+            fn from_str(text: &str) -> Result<Self, $crate::text::TextError> {
+                ($parse)(text).map(Self).map_err($crate::text::TextError::new)
             }
         }
     };
 }
 
+pub(crate) use parsed_form;
+
 /// A duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigDuration(pub u64);
 
-quantity_form!(ConfigDuration, quantity::duration_ms);
+parsed_form!(ConfigDuration, quantity::duration_ms);
 text_form!(ConfigDuration, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
 /// A number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigBytes(pub u64);
 
-quantity_form!(ConfigBytes, quantity::size_bytes);
+parsed_form!(ConfigBytes, quantity::size_bytes);
 text_form!(ConfigBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// An amount of memory: bytes, up to the greatest memory of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBytes(pub u64);
 
-quantity_form!(MemoryBytes, |text| LimitKind::Memory.parse_amount(text));
+parsed_form!(MemoryBytes, |text| LimitKind::Memory.parse_amount(text));
 text_form!(MemoryBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// Processors, in thousandths: a number with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessorCount(pub u64);
 
-quantity_form!(ProcessorCount, quantity::parse_thousandths);
+parsed_form!(ProcessorCount, quantity::parse_thousandths);
 text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
 /// Base directory of a path in its written form.
@@ -253,13 +255,23 @@ pub struct PassPattern(String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DropPattern(String);
 
-fn variable_characters(text: &str, also: &str) -> Result<(), TextError> {
+/// Parses the name of a variable, or a pattern with these other characters.
+fn parse_variable(text: &str, also: &str) -> Result<String, &'static str> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || also.contains(c);
     if text.is_empty() || text.len() > 256 || !text.chars().all(fits) || text.starts_with(|c: char| c.is_ascii_digit())
     {
-        return text_error("a variable is letters, digits and `_`, not starting with a digit");
+        return Err("a variable is letters, digits and `_`, not starting with a digit");
     }
-    Ok(())
+    Ok(text.to_owned())
+}
+
+/// Parses a name or a pattern whose only `*` is at its end.
+fn parse_start_pattern(text: &str) -> Result<String, &'static str> {
+    let pattern = parse_variable(text, "*")?;
+    if text.strip_suffix('*').unwrap_or(text).contains('*') {
+        return Err("here `*` is allowed only at the end");
+    }
+    Ok(pattern)
 }
 
 impl PassPattern {
@@ -269,16 +281,7 @@ impl PassPattern {
     }
 }
 
-impl FromStr for PassPattern {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        variable_characters(text, "*")?;
-        if text.strip_suffix('*').unwrap_or(text).contains('*') {
-            return text_error("here `*` is allowed only at the end");
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
+parsed_form!(PassPattern, parse_start_pattern);
 text_form!(PassPattern, r"^[A-Za-z_][A-Za-z0-9_]*\*?$|^\*$", "A variable's name; a trailing `*` matches any suffix.");
 
 impl DropPattern {
@@ -288,44 +291,31 @@ impl DropPattern {
     }
 }
 
-impl FromStr for DropPattern {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        variable_characters(text, "*")?;
-        Ok(Self(text.to_owned()))
-    }
-}
+parsed_form!(DropPattern, |text| parse_variable(text, "*"));
 text_form!(DropPattern, r"^[A-Za-z_*][A-Za-z0-9_*]*$", "A variable's name; each `*` matches any text.");
 
 /// Name of one variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VariableName(pub(crate) String);
 
-impl FromStr for VariableName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        variable_characters(text, "").map(|()| Self(text.to_owned()))
-    }
-}
+parsed_form!(VariableName, |text| parse_variable(text, ""));
 text_form!(VariableName, r"^[A-Za-z_][A-Za-z0-9_]*$", "A variable's name.");
 
 /// A protected name: relative, one or more parts, e.g. `.envrc`, `.git/hooks`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProtectedName(pub(crate) String);
 
-impl FromStr for ProtectedName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        let part_is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && part.len() <= 255;
-        if text.len() > MAX_TEXT_BYTES
-            || text.chars().any(|c| c.is_control() || matches!(c, '*' | '?' | '[' | '~' | '$'))
-            || !text.split('/').all(part_is_plain)
-        {
-            return text_error("a protected name is a relative name without patterns, `.` or `..`, e.g. `.envrc`");
-        }
-        Ok(Self(text.to_owned()))
+fn parse_protected(text: &str) -> Result<String, &'static str> {
+    let part_is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && part.len() <= 255;
+    if text.len() > MAX_TEXT_BYTES
+        || text.chars().any(|c| c.is_control() || matches!(c, '*' | '?' | '[' | '~' | '$'))
+        || !text.split('/').all(part_is_plain)
+    {
+        return Err("a protected name is a relative name without patterns, `.` or `..`, e.g. `.envrc`");
     }
+    Ok(text.to_owned())
 }
+parsed_form!(ProtectedName, parse_protected);
 text_form!(
     ProtectedName,
     r"^[^/*?~$\[]+(/[^/*?~$\[]+)*$",
@@ -333,10 +323,10 @@ text_form!(
 );
 
 /// Parses a name of lower-case letters, digits and `-`.
-pub(crate) fn parse_name(text: &str, what: &str) -> Result<String, TextError> {
+pub(crate) fn parse_name(text: &str, what: &str) -> Result<String, String> {
     let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-        return text_error(format!("{what} is lower-case letters, digits and `-`, at most 64"));
+        return Err(format!("{what} is lower-case letters, digits and `-`, at most 64"));
     }
     Ok(text.to_owned())
 }
@@ -345,12 +335,7 @@ pub(crate) fn parse_name(text: &str, what: &str) -> Result<String, TextError> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProfileName(pub(crate) String);
 
-impl FromStr for ProfileName {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        parse_name(text, "a profile's name").map(Self)
-    }
-}
+parsed_form!(ProfileName, |text| parse_name(text, "a profile's name"));
 text_form!(ProfileName, "^[a-z0-9][a-z0-9-]{0,63}$", "The name of a profile.");
 
 impl<'de> Deserialize<'de> for ProfileKey {

@@ -75,34 +75,28 @@ pub fn trace_path(path: &Path) -> PathTrace {
             continue;
         }
         let location = trace.end.join(name);
-        let Ok(metadata) = location.symlink_metadata() else {
-            trace.steps.push(PathStep { location: location.clone(), object: StepObject::Missing, link });
-            trace.end = location;
-            continue;
-        };
-        if metadata.is_symlink() {
-            trace.steps.push(PathStep {
-                location: location.clone(),
-                object: StepObject::Link { owner: metadata.uid() },
-                link,
-            });
-            links += 1;
-            let target = location.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_PATH_STEPS);
-            let Some(target) = target else { break };
-            if target.is_absolute() {
-                trace.end = PathBuf::from("/");
-            }
-            for name in split_path_names(&target).collect::<Vec<_>>().into_iter().rev() {
-                waiting.push_front((name, Some(location.clone())));
-            }
-            continue;
-        }
-        let object = StepObject::Other {
-            owner: metadata.uid(),
-            mode: mode_for_others(metadata.uid(), metadata.gid(), metadata.mode()),
+        let object = match location.symlink_metadata() {
+            Err(_) => StepObject::Missing,
+            Ok(metadata) if metadata.is_symlink() => StepObject::Link { owner: metadata.uid() },
+            Ok(metadata) => StepObject::Other {
+                owner: metadata.uid(),
+                mode: mode_for_others(metadata.uid(), metadata.gid(), metadata.mode()),
+            },
         };
         trace.steps.push(PathStep { location: location.clone(), object, link });
-        trace.end = location;
+        if !matches!(object, StepObject::Link { .. }) {
+            trace.end = location;
+            continue;
+        }
+        links += 1;
+        let target = location.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_PATH_STEPS);
+        let Some(target) = target else { break };
+        if target.is_absolute() {
+            trace.end = PathBuf::from("/");
+        }
+        for name in split_path_names(&target).collect::<Vec<_>>().into_iter().rev() {
+            waiting.push_front((name, Some(location.clone())));
+        }
     }
     trace
 }

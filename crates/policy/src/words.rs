@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-use stockade_model::NameList;
+use stockade_model::{NameList, RawText, RequestCommand};
 
 /// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,14 @@ const RESERVED_WORDS: &[&str] = &[
 /// Returns the last part of a program's path.
 pub(crate) fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
+}
+
+/// Parses the command of a request.
+pub(crate) fn of_command(command: &RequestCommand) -> CommandWords {
+    match command {
+        RequestCommand::Argv(argv) => of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        RequestCommand::Script(script) => of_script(script.as_bytes()),
+    }
 }
 
 /// Parses a program and its arguments.
@@ -135,7 +143,6 @@ fn lists_option(list: &str, word: &str) -> bool {
 /// Returns the command that a wrapper runs.
 fn unwrap_command(command: &[String]) -> Option<&[String]> {
     let wrapper = WRAPPER_OPTIONS.get(base_name(command.first()?))?;
-    let mut operands = wrapper.operands;
     let mut at = 1;
     while let Some(word) = command.get(at) {
         if word == "--" {
@@ -153,11 +160,7 @@ fn unwrap_command(command: &[String]) -> Option<&[String]> {
             break;
         }
     }
-    while operands > 0 {
-        at += 1;
-        operands -= 1;
-    }
-    command.get(at..)
+    command.get(at + wrapper.operands..)
 }
 
 /// Returns whether a program runs others: by its name, with or without a version, or as the loader of a C

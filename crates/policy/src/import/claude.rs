@@ -8,20 +8,19 @@ use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude_context::{self, ClaudeContext};
-use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
 use super::scope::SourceScope;
+use super::value::{self, PositionedError, SpannedKey, SpannedValue};
 use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, claude_sandbox, tool_detection};
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
-use crate::file::CombiningAlgorithm;
 use crate::text::ConfigPath;
 
 pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
     let mut mistakes = ImportMistakes::new(ImportTool::Claude);
     let mut files = Vec::new();
     for source in sources {
-        match read_settings(source) {
+        match tool_detection::read_settings(ImportTool::Claude, &source.text, false) {
             Ok(settings) => files.push((source, settings)),
             Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
@@ -49,16 +48,6 @@ pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     mistakes.into_result(sources)?;
     set_mode(&modes, &context, &mut imported);
     Ok(imported)
-}
-
-fn read_settings(source: &ImportSource) -> Result<SpannedJson, PositionedError> {
-    let settings = json::parse_json(&source.text, false)?;
-    if settings.as_object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind_name());
-        return Err(PositionedError { at: settings.at, why });
-    }
-    tool_detection::check_tool_keys(ImportTool::Claude, &settings)?;
-    Ok(settings)
 }
 
 /// Sets the strictest of the modes that the files name.
@@ -92,13 +81,13 @@ fn refuse_the_rest(imported: &mut ImportedPolicy) {
     imported.rules.push(DraftRule { glob: every(), ..refuse() });
     imported.rules.push(DraftRule { tool: every(), ..refuse() });
     imported.rules.push(DraftRule { files: vec!["/".to_owned()], ..refuse() });
-    imported.combine_by(CombiningAlgorithm::FirstApplicable);
+    imported.combine_by_order();
 }
 
 /// One rule of a list: its position, its text, and the effect of the list.
 #[derive(Clone, Copy)]
 pub(super) struct ClaudeRule<'s> {
-    pub at: &'s SpannedJson,
+    pub at: &'s SpannedValue,
     pub text: &'s str,
     pub effect: PolicyVerdict,
 }
@@ -131,11 +120,11 @@ const PROGRAM_KEYS: NameList = NameList::new(include_str!("../../knowledge/claud
 const SESSION_MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
 
 impl<'a> ClaudeReader<'a> {
-    pub(super) fn entry_at(&self, at: &SpannedJson, shown: &str) -> ImportEntry<'a> {
+    pub(super) fn entry_at(&self, at: &SpannedValue, shown: &str) -> ImportEntry<'a> {
         ImportEntry::new(self.source, at.at, shown)
     }
 
-    pub(super) fn add_note(&mut self, at: &SpannedJson, shown: &str, carried: ImportDeviation, why: &str) {
+    pub(super) fn add_note(&mut self, at: &SpannedValue, shown: &str, carried: ImportDeviation, why: &str) {
         let note = self.entry_at(at, shown).to_note(carried, why);
         self.imported.notes.push(note);
     }
@@ -145,8 +134,8 @@ impl<'a> ClaudeReader<'a> {
     }
 
     /// Returns the strings of a list; any other entry is a mistake.
-    pub(super) fn read_texts<'s>(&mut self, list: &'s SpannedJson, what: &str) -> Vec<(&'s SpannedJson, &'s str)> {
-        json::read_texts(list, what, &mut self.faults)
+    pub(super) fn read_texts<'s>(&mut self, list: &'s SpannedValue, what: &str) -> Vec<(&'s SpannedValue, &'s str)> {
+        value::read_texts(list, what, &mut self.faults)
     }
 
     /// Records a mistake. The other entries are still read, so that all mistakes are reported together.
@@ -154,11 +143,11 @@ impl<'a> ClaudeReader<'a> {
         self.faults.push(PositionedError { at, why });
     }
 
-    pub(super) fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
+    pub(super) fn report_unexpected(&mut self, what: &str, found: &SpannedValue) {
         self.faults.push(PositionedError::unexpected(what, found));
     }
 
-    fn convert_settings(&mut self, settings: &SpannedJson) {
+    fn convert_settings(&mut self, settings: &SpannedValue) {
         for (key, value) in settings.as_object().unwrap_or_default() {
             match key.name.as_str() {
                 "sandbox" => claude_sandbox::convert_sandbox(self, value),
@@ -169,7 +158,7 @@ impl<'a> ClaudeReader<'a> {
     }
 
     /// Reports a key other than the rules, if it affects the permissions of commands.
-    fn report_other_key(&mut self, key: &JsonKey, value: &SpannedJson) {
+    fn report_other_key(&mut self, key: &SpannedKey, value: &SpannedValue) {
         let name = key.name.as_str();
         let is_empty = value.as_object() == Some(&[]) || value.as_list() == Some(&[]);
         let (carried, why) = match name {
@@ -199,7 +188,7 @@ impl<'a> ClaudeReader<'a> {
     }
 
     /// Reports variables for commands, by name only: a value may be a secret.
-    fn report_variables(&mut self, value: &SpannedJson) {
+    fn report_variables(&mut self, value: &SpannedValue) {
         let Some(entries) = value.as_object() else { return self.report_unexpected("an object", value) };
         for (key, value) in entries {
             let why = "commands do not get this variable: put it into `env.set` of a profile";
@@ -207,7 +196,7 @@ impl<'a> ClaudeReader<'a> {
         }
     }
 
-    fn convert_permissions(&mut self, permissions: &SpannedJson) {
+    fn convert_permissions(&mut self, permissions: &SpannedValue) {
         let Some(entries) = permissions.as_object() else { return self.report_unexpected("an object", permissions) };
         for (key, value) in entries {
             match key.name.as_str() {
@@ -225,7 +214,7 @@ impl<'a> ClaudeReader<'a> {
     }
 
     /// Records a mode; all files together decide.
-    fn record_mode(&mut self, value: &SpannedJson) {
+    fn record_mode(&mut self, value: &SpannedValue) {
         let Some(mode) = value.as_text() else { return self.report_unexpected("a string", value) };
         let Some(known) = SESSION_MODES.iter().find(|known| **known == mode) else {
             return self.add_mistake(value.at, format!("`{mode}`: the modes are {}", SESSION_MODES.join(", ")));
@@ -244,7 +233,7 @@ impl<'a> ClaudeReader<'a> {
         }
     }
 
-    fn convert_directories(&mut self, value: &SpannedJson) {
+    fn convert_directories(&mut self, value: &SpannedValue) {
         for (item, text) in self.read_texts(value, "a string") {
             if !self.context.sandboxed {
                 // In Claude Code, only reading is free in this directory. Here a profile would let commands
@@ -274,7 +263,7 @@ impl<'a> ClaudeReader<'a> {
         false
     }
 
-    fn convert_rules(&mut self, list: &SpannedJson, effect: PolicyVerdict) {
+    fn convert_rules(&mut self, list: &SpannedValue, effect: PolicyVerdict) {
         for (at, text) in self.read_texts(list, "a rule") {
             let rule = ClaudeRule { at, text, effect };
             match split_rule(text) {

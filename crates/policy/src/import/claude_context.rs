@@ -8,7 +8,7 @@ use stockade_model::PolicyVerdict;
 
 use super::claude::split_rule;
 use super::claude_sandbox;
-use super::json::SpannedJson;
+use super::value::SpannedValue;
 use crate::glob::text_matches;
 use crate::text::ConfigPath;
 
@@ -40,7 +40,7 @@ pub(super) struct ClaudeContext {
 }
 
 impl ClaudeContext {
-    pub(super) fn from_settings(all: &[&SpannedJson]) -> Self {
+    pub(super) fn from_settings(all: &[&SpannedValue]) -> Self {
         let every = |path: &[&str]| {
             let found: Vec<bool> = all.iter().filter_map(|settings| value_at(settings, path)?.as_bool()).collect();
             !found.is_empty() && found.iter().all(|value| *value)
@@ -48,7 +48,7 @@ impl ClaudeContext {
         let any = |path: &[&str]| all.iter().any(|settings| is_true_at(settings, path));
         let sandboxed = every(&["sandbox", "enabled"]);
         let text = |path: &[&str], expected: &str| {
-            all.iter().any(|settings| value_at(settings, path).and_then(SpannedJson::as_text) == Some(expected))
+            all.iter().any(|settings| value_at(settings, path).and_then(SpannedValue::as_text) == Some(expected))
         };
         let no_commands = all.iter().any(|settings| names_every_command(settings, "deny"));
         Self {
@@ -90,24 +90,24 @@ pub(super) const MANAGED_RULES_KEY: &[&str] = &["allowManagedPermissionRulesOnly
 pub(super) const MANAGED_HOSTS_KEY: &[&str] = &["sandbox", "network", "allowManagedDomainsOnly"];
 pub(super) const MANAGED_READS_KEY: &[&str] = &["sandbox", "filesystem", "allowManagedReadPathsOnly"];
 
-fn value_at<'a>(settings: &'a SpannedJson, path: &[&str]) -> Option<&'a SpannedJson> {
+fn value_at<'a>(settings: &'a SpannedValue, path: &[&str]) -> Option<&'a SpannedValue> {
     path.iter().try_fold(settings, |value, key| value.get(key))
 }
 
 /// Returns whether the value at this path is `true`.
-pub(super) fn is_true_at(settings: &SpannedJson, path: &[&str]) -> bool {
-    value_at(settings, path).and_then(SpannedJson::as_bool) == Some(true)
+pub(super) fn is_true_at(settings: &SpannedValue, path: &[&str]) -> bool {
+    value_at(settings, path).and_then(SpannedValue::as_bool) == Some(true)
 }
 
-fn list_hook_matchers(settings: &SpannedJson) -> Vec<String> {
-    let entries = value_at(settings, &["hooks", "PreToolUse"]).and_then(SpannedJson::as_list).unwrap_or_default();
+fn list_hook_matchers(settings: &SpannedValue) -> Vec<String> {
+    let entries = value_at(settings, &["hooks", "PreToolUse"]).and_then(SpannedValue::as_list).unwrap_or_default();
     let matcher =
-        |entry: &SpannedJson| entry.get("matcher").and_then(SpannedJson::as_text).unwrap_or_default().to_owned();
+        |entry: &SpannedValue| entry.get("matcher").and_then(SpannedValue::as_text).unwrap_or_default().to_owned();
     entries.iter().map(matcher).collect()
 }
 
 /// Returns whether a list of rules names `Bash` as a whole.
-fn names_every_command(settings: &SpannedJson, list: &str) -> bool {
+fn names_every_command(settings: &SpannedValue, list: &str) -> bool {
     let whole = |text: &str| {
         let Ok((tool, specifier)) = split_rule(text) else { return false };
         specifier.is_none_or(|specifier| matches!(specifier, "*" | "")) && text_matches(tool, "Bash")
@@ -115,18 +115,22 @@ fn names_every_command(settings: &SpannedJson, list: &str) -> bool {
     texts_at(settings, &["permissions", list]).any(whole)
 }
 
-fn reveals_workspace(settings: &SpannedJson) -> bool {
+fn reveals_workspace(settings: &SpannedValue) -> bool {
     let revealed = texts_at(settings, &["sandbox", "filesystem", "allowRead"]).filter_map(claude_sandbox::parse_path);
     revealed.into_iter().any(|path| claude_sandbox::is_workspace(&path))
 }
 
 /// Returns the directories that the sandbox lets commands write.
-fn list_writable_directories(settings: &SpannedJson) -> Vec<ConfigPath> {
+fn list_writable_directories(settings: &SpannedValue) -> Vec<ConfigPath> {
     let allowed = texts_at(settings, &["sandbox", "filesystem", "allowWrite"]).filter_map(claude_sandbox::parse_path);
     let added = texts_at(settings, &["permissions", "additionalDirectories"]).filter_map(|text| text.parse().ok());
     allowed.chain(added).collect()
 }
 
-fn texts_at<'a>(settings: &'a SpannedJson, path: &[&str]) -> impl Iterator<Item = &'a str> {
-    value_at(settings, path).and_then(SpannedJson::as_list).unwrap_or_default().iter().filter_map(SpannedJson::as_text)
+fn texts_at<'a>(settings: &'a SpannedValue, path: &[&str]) -> impl Iterator<Item = &'a str> {
+    value_at(settings, path)
+        .and_then(SpannedValue::as_list)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(SpannedValue::as_text)
 }

@@ -8,14 +8,14 @@ use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude::{ClaudeReader, ClaudeRule};
 use super::claude_files::names_a_file;
 use super::host_of_any_depth;
-use super::json::SpannedJson;
+use super::value::SpannedValue;
 use crate::draft::quote_toml;
 use crate::text::ConfigPath;
 
 /// Reason why a power of the sandbox is not imported.
 const SANDBOX_OFF_REASON: &str = "the sandbox is not on in every file, and without it this gives nothing there";
 
-pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJson) {
+pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedValue) {
     let Some(entries) = sandbox.as_object() else { return reader.report_unexpected("an object", sandbox) };
     for (key, value) in entries {
         match (key.name.as_str(), value.as_bool()) {
@@ -72,7 +72,7 @@ pub(super) fn directory_of(mut pattern: &str) -> &str {
     if pattern.is_empty() { "/" } else { pattern }
 }
 
-fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedValue) {
     let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
         match (key.name.as_str(), list.as_bool()) {
@@ -89,7 +89,7 @@ fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
     }
 }
 
-fn convert_paths(reader: &mut ClaudeReader<'_>, key: &str, list: &SpannedJson) {
+fn convert_paths(reader: &mut ClaudeReader<'_>, key: &str, list: &SpannedValue) {
     for (item, text) in reader.read_texts(list, "a string") {
         let Some(path) = parse_path(text) else {
             let carried = if key.starts_with("deny") { Weaker } else { Left };
@@ -122,7 +122,7 @@ pub(super) fn is_workspace(path: &ConfigPath) -> bool {
     *path == ConfigPath::Workspace(Default::default())
 }
 
-fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedValue) {
     let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
         match key.name.as_str() {
@@ -152,7 +152,7 @@ fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
     }
 }
 
-fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedJson, key: &str, effect: PolicyVerdict) {
+fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedValue, key: &str, effect: PolicyVerdict) {
     for (item, text) in reader.read_texts(list, "a string") {
         if effect == PolicyVerdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
             let why = if reader.may_allow_hosts {
@@ -173,7 +173,7 @@ fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedJson, key: &str, e
     }
 }
 
-fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedValue) {
     let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
         let Some(items) = list.as_list() else {
@@ -181,7 +181,7 @@ fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
             continue;
         };
         for item in items {
-            let named = item.get("path").or(item.get("name")).and_then(SpannedJson::as_text).unwrap_or_default();
+            let named = item.get("path").or(item.get("name")).and_then(SpannedValue::as_text).unwrap_or_default();
             match (key.name.as_str(), parse_path(named)) {
                 ("files", Some(path)) if !named.is_empty() => {
                     reader.imported.add_to_profile("hide", path.to_string());

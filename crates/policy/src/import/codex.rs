@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use stockade_model::{Host, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Stricter};
-use super::json::PositionedError;
 use super::mistakes::ImportMistakes;
-use super::starlark::{self, StarlarkCall, StarlarkValue};
+use super::starlark::{self, StarlarkCall};
+use super::value::{ImportValue, PositionedError, SpannedValue};
 use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, plain_words};
 use crate::error::{ConfigError, TextPosition};
 use crate::pattern::{WordPattern, split_port};
@@ -66,14 +66,11 @@ fn source_line(source: &ImportSource, at: TextPosition) -> String {
 fn bind_arguments<'a>(
     call: &'a StarlarkCall,
     parameters: &[&str],
-) -> Result<BTreeMap<String, &'a StarlarkValue>, PositionedError> {
-    let mut found: BTreeMap<String, &StarlarkValue> = BTreeMap::new();
+) -> Result<BTreeMap<String, &'a SpannedValue>, PositionedError> {
+    let mut found: BTreeMap<String, &SpannedValue> = BTreeMap::new();
     for (i, value) in call.positional.iter().enumerate() {
         let Some(name) = parameters.get(i) else {
-            return Err(PositionedError::new(
-                value.at,
-                format!("`{}` takes {} arguments", call.name, parameters.len()),
-            ));
+            return value.fail(format!("`{}` takes {} arguments", call.name, parameters.len()));
         };
         found.insert((*name).to_owned(), value);
     }
@@ -86,68 +83,52 @@ fn bind_arguments<'a>(
             return Err(PositionedError { at: *at, why: format!("`{name}` appears twice here") });
         }
     }
-    found.retain(|_, value| value.kind != starlark::StarlarkValueKind::None);
+    found.retain(|_, value| value.value != ImportValue::Other("None"));
     Ok(found)
 }
 
 fn require_argument<'a>(
     call: &StarlarkCall,
-    found: &BTreeMap<String, &'a StarlarkValue>,
+    found: &BTreeMap<String, &'a SpannedValue>,
     name: &str,
-) -> Result<&'a StarlarkValue, PositionedError> {
+) -> Result<&'a SpannedValue, PositionedError> {
     found.get(name).copied().ok_or_else(|| PositionedError::new(call.at, format!("`{}` needs `{name}`", call.name)))
 }
 
-fn expect_text(value: &StarlarkValue) -> Result<&str, PositionedError> {
-    value
-        .as_text()
-        .ok_or_else(|| PositionedError::new(value.at, format!("expected a string, found {}", value.kind_name())))
+fn expect_texts(values: &[SpannedValue]) -> Result<Vec<String>, PositionedError> {
+    values.iter().map(|value| value.expect_text().map(str::to_owned)).collect()
 }
 
-fn expect_texts(values: &[StarlarkValue]) -> Result<Vec<String>, PositionedError> {
-    values.iter().map(|value| expect_text(value).map(str::to_owned)).collect()
-}
-
-fn expect_list(value: &StarlarkValue) -> Result<&[StarlarkValue], PositionedError> {
-    value
-        .as_list()
-        .ok_or_else(|| PositionedError::new(value.at, format!("expected a list, found {}", value.kind_name())))
-}
-
-fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVerdict, PositionedError> {
+fn effect_of(value: Option<&&SpannedValue>, also_deny: bool) -> Result<PolicyVerdict, PositionedError> {
     let Some(value) = value else { return Ok(PolicyVerdict::Allow) };
-    match expect_text(value)? {
+    match value.expect_text()? {
         "allow" => Ok(PolicyVerdict::Allow),
         "prompt" => Ok(PolicyVerdict::Ask),
         "forbidden" => Ok(PolicyVerdict::Deny),
         "deny" if also_deny => Ok(PolicyVerdict::Deny),
-        other => {
-            Err(PositionedError::new(value.at, format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`")))
-        }
+        other => value.fail(format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`")),
     }
 }
 
-fn justification_of(value: Option<&&StarlarkValue>, entry: &ImportEntry<'_>) -> Result<String, PositionedError> {
+fn justification_of(value: Option<&&SpannedValue>, entry: &ImportEntry<'_>) -> Result<String, PositionedError> {
     match value {
-        None => Ok(format!("imported from {}", entry.format_origin())),
-        Some(value) if expect_text(value)?.trim().is_empty() => {
-            Err(PositionedError::new(value.at, "a justification is not empty"))
-        }
-        Some(value) => Ok(expect_text(value)?.to_owned()),
+        None => Ok(entry.describe_origin()),
+        Some(value) if value.expect_text()?.trim().is_empty() => value.fail("a justification is not empty"),
+        Some(value) => Ok(value.expect_text()?.to_owned()),
     }
 }
 
-fn pattern_of(value: &StarlarkValue) -> Result<Vec<WordPattern>, PositionedError> {
+fn pattern_of(value: &SpannedValue) -> Result<Vec<WordPattern>, PositionedError> {
     let mut words = Vec::new();
-    for element in expect_list(value)? {
+    for element in value.expect_list()? {
         let word = match element.as_list() {
-            None => WordPattern::from_word(expect_text(element)?),
+            None => WordPattern::from_word(element.expect_text()?),
             Some(alternatives) => WordPattern::from_alternatives(expect_texts(alternatives)?)
                 .ok_or_else(|| PositionedError::new(element.at, "alternatives are not empty"))?,
         };
         words.push(word);
     }
-    if words.is_empty() { Err(PositionedError::new(value.at, "a pattern is not empty")) } else { Ok(words) }
+    if words.is_empty() { value.fail("a pattern is not empty") } else { Ok(words) }
 }
 
 fn prefix_rule(
@@ -167,10 +148,10 @@ fn prefix_rule(
             lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != expected))
         {
             let at = found.get(key).map_or(call.at, |value| value.at);
-            return Err(PositionedError {
+            return Err(PositionedError::new(
                 at,
-                why: format!("`{line}`: this example fails, and the file is refused there"),
-            });
+                format!("`{line}`: this example fails, and the file is refused there"),
+            ));
         }
     }
     let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
@@ -226,16 +207,16 @@ fn with_paths(program: &WordPattern, hosts: &BTreeMap<String, Vec<String>>) -> W
 
 /// Returns examples: strings unchanged, lists of words joined. An empty list or a string that is not a
 /// command is an error in Codex as well.
-fn parse_examples(value: Option<&&StarlarkValue>) -> Result<Vec<String>, PositionedError> {
+fn parse_examples(value: Option<&&SpannedValue>) -> Result<Vec<String>, PositionedError> {
     let Some(value) = value else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    for example in expect_list(value)? {
+    for example in value.expect_list()? {
         let line = match example.as_list() {
-            None => expect_text(example)?.to_owned(),
+            None => example.expect_text()?.to_owned(),
             Some(words) => join_words(&expect_texts(words)?),
         };
         if line.trim().is_empty() {
-            return Err(PositionedError::new(example.at, "an example is not empty"));
+            return example.fail("an example is not empty");
         }
         all.push(line);
     }
@@ -245,18 +226,18 @@ fn parse_examples(value: Option<&&StarlarkValue>) -> Result<Vec<String>, Positio
 fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), PositionedError> {
     let found = bind_arguments(call, &["name", "paths"])?;
     let name_value = require_argument(call, &found, "name")?;
-    let name = expect_text(name_value)?;
+    let name = name_value.expect_text()?;
     if name.is_empty() || name.contains('/') {
-        return Err(PositionedError::new(name_value.at, format!("`{name}` is not the bare name of a program")));
+        return name_value.fail(format!("`{name}` is not the bare name of a program"));
     }
     let mut paths = Vec::new();
-    for value in expect_list(require_argument(call, &found, "paths")?)? {
-        let path = expect_text(value)?;
+    for value in require_argument(call, &found, "paths")?.expect_list()? {
+        let path = value.expect_text()?;
         if !path.starts_with('/') {
-            return Err(PositionedError::new(value.at, format!("`{path}` is not absolute: the file is refused there")));
+            return value.fail(format!("`{path}` is not absolute: the file is refused there"));
         }
         if path.rsplit('/').next() != Some(name) {
-            return Err(PositionedError::new(value.at, format!("`{path}` does not end in `{name}`")));
+            return value.fail(format!("`{path}` does not end in `{name}`"));
         }
         paths.push(path.to_owned());
     }
@@ -272,15 +253,15 @@ fn network_rule(
     let host_value = require_argument(call, &found, "host")?;
     let host = host_of(host_value)?;
     let protocol_value = require_argument(call, &found, "protocol")?;
-    let protocol = expect_text(protocol_value)?;
+    let protocol = protocol_value.expect_text()?;
     let port = match protocol {
         "http" => Some(80),
         "https" | "https_connect" | "http-connect" => Some(443),
         "socks5_tcp" => None,
         "socks5_udp" => None,
         other => {
-            let why = format!("`{other}`: a protocol is `http`, `https`, `socks5_tcp` or `socks5_udp`");
-            return Err(PositionedError { at: protocol_value.at, why });
+            return protocol_value
+                .fail(format!("`{other}`: a protocol is `http`, `https`, `socks5_tcp` or `socks5_udp`"));
         }
     };
     let decision = require_argument(call, &found, "decision")?;
@@ -305,9 +286,9 @@ fn network_rule(
 }
 
 /// Parses a host without scheme and path; a port after it has no meaning in Codex.
-fn host_of(value: &StarlarkValue) -> Result<String, PositionedError> {
-    let raw = expect_text(value)?.trim();
-    let wrong = |why: &str| Err(PositionedError::new(value.at, format!("`{raw}`: {why}")));
+fn host_of(value: &SpannedValue) -> Result<String, PositionedError> {
+    let raw = value.expect_text()?.trim();
+    let wrong = |why: &str| value.fail(format!("`{raw}`: {why}"));
     if raw.contains("://") || raw.contains(['/', '?', '#']) {
         return wrong("a host has no scheme and no path");
     }

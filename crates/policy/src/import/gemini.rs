@@ -11,12 +11,12 @@ use stockade_model::{NameList, PolicyVerdict};
 
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
-use super::json::{PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
+use super::tool_detection::read_settings;
+use super::value::{PositionedError, SpannedValue};
 use super::{ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
-use crate::file::CombiningAlgorithm;
 use crate::parse::{KeyPositions, parse_file};
 
 /// Priority of rules that the user made with "always allow".
@@ -37,7 +37,7 @@ pub(super) fn import_gemini(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     check_tiers(sources, &mut mistakes);
     let mut files = Vec::new();
     for source in sources {
-        match is_json(&source.text).then(|| gemini_settings::read_settings(source)).transpose() {
+        match is_json(&source.text).then(|| read_settings(ImportTool::Gemini, &source.text, true)).transpose() {
             Ok(settings) => files.push((source, settings)),
             Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
@@ -69,7 +69,7 @@ pub(super) fn import_gemini(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     }
     imported.notes.extend(context.hook);
     if !imported.rules.is_empty() {
-        imported.combine_by(CombiningAlgorithm::FirstApplicable);
+        imported.combine_by_order();
     }
     Ok(imported)
 }
@@ -86,7 +86,7 @@ pub(super) struct GeminiContext {
 }
 
 impl GeminiContext {
-    fn from_files(files: &[(&ImportSource, Option<SpannedJson>)]) -> Self {
+    fn from_files(files: &[(&ImportSource, Option<SpannedValue>)]) -> Self {
         let mut context = Self::default();
         for (source, settings) in files.iter().filter_map(|(source, settings)| Some((source, settings.as_ref()?))) {
             let at = |group: &str, key: &str| settings.get(group).and_then(|group| group.get(key)).cloned();
@@ -251,13 +251,12 @@ impl GeminiRuleReader<'_> {
             Some(_) => return self.fail_at("priority", "a priority is a whole number from 0 to 999"),
             None => return self.fail_at("", "a rule needs a `priority`"),
         };
-        let tools = self.read_texts("toolName")?;
+        let mut tools = self.read_texts("toolName")?;
         let server = self.read_text("mcpName")?;
-        let mut tools: Vec<String> = tools.into_iter().map(str::to_owned).collect();
         if tools.is_empty() && server.is_some() {
-            tools.push("*".to_owned());
+            tools.push("*");
         }
-        if tools.is_empty() || tools.iter().any(String::is_empty) {
+        if tools.is_empty() || tools.contains(&"") {
             return self.fail_at("toolName", "a rule needs a `toolName`; `*` means every tool");
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), &self.describe_rule(&tools, effect));
@@ -272,10 +271,13 @@ impl GeminiRuleReader<'_> {
         if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = GeminiRuleDraft::new(entry, effect, self.read_justification()?, imported);
+        let message = self.read_text("denyMessage")?.or(self.read_text("deny_message")?).map(str::trim);
+        let message = message.filter(|message| !message.is_empty()).map(str::to_owned);
+        let justification = message.unwrap_or_else(|| entry.describe_origin());
+        let mut rule = GeminiRuleDraft::new(entry, effect, justification, imported);
         let conditions = self.read_conditions(&tools, &mut rule)?;
         for tool in &tools {
-            if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
+            if effect == PolicyVerdict::Allow && *tool == SHELL_TOOLS[1] && server.is_none() {
                 // Settings accept the old name, policies do not.
                 rule.note(Left, "no tool has this name there");
                 continue;
@@ -309,15 +311,15 @@ impl GeminiRuleReader<'_> {
     /// Converts a safety checker to a question about its calls. The checker is a program that may refuse
     /// calls that a rule allows, so the question comes before all priorities.
     fn convert_checker(&self, imported: &mut ImportedPolicy) -> Result<RankedRule, PositionedError> {
-        let mut tools: Vec<String> = self.read_texts("toolName")?.into_iter().map(str::to_owned).collect();
+        let mut tools = self.read_texts("toolName")?;
         let server = self.read_text("mcpName")?;
         if tools.is_empty() {
-            tools.push("*".to_owned());
+            tools.push("*");
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), "[[safety_checker]]");
         let why = "checks that run programs cannot be expressed here: the calls that they check are asked about";
         imported.note(&entry, Stricter, why);
-        let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
+        let justification = entry.describe_origin();
         let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification, imported);
         for tool in &tools {
             rule.add_tool_rule(tool, server, &GeminiConditions::None);
@@ -345,17 +347,11 @@ impl GeminiRuleReader<'_> {
         Ok(())
     }
 
-    fn describe_rule(&self, tools: &[String], effect: PolicyVerdict) -> String {
+    fn describe_rule(&self, tools: &[&str], effect: PolicyVerdict) -> String {
         let of = |key: &str| self.read_texts(key).unwrap_or_default().join(", ");
         let parts = [tools.join(", "), of("commandPrefix"), of("commandRegex"), of("argsPattern")];
         let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         format!("{effect:?} {}", parts.join(" ")).to_lowercase()
-    }
-
-    fn read_justification(&self) -> Result<String, PositionedError> {
-        let message = self.read_text("denyMessage")?.or(self.read_text("deny_message")?).map(str::trim);
-        let origin = || format!("imported from {}:{}", self.source.name, self.position_of("").line);
-        Ok(message.filter(|message| !message.is_empty()).map_or_else(origin, str::to_owned))
     }
 
     /// Returns whether the rule applies in the mode that sessions start in, in interactive use.
@@ -382,17 +378,17 @@ impl GeminiRuleReader<'_> {
     /// rules become broader.
     fn read_conditions(
         &self,
-        tools: &[String],
+        tools: &[&str],
         rule: &mut GeminiRuleDraft<'_, '_>,
     ) -> Result<GeminiConditions, PositionedError> {
-        let prefixes: Vec<String> = self.read_texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
+        let prefixes = self.read_texts("commandPrefix")?;
         let (regex, arguments) = (self.read_text("commandRegex")?, self.read_text("argsPattern")?);
-        let is_shell = tools.len() == 1 && tools[0] == SHELL_TOOLS[0];
-        if (!prefixes.is_empty() || regex.is_some()) && !is_shell {
+        let is_of_words = !prefixes.is_empty() || regex.is_some();
+        if is_of_words && tools != [SHELL_TOOLS[0]] {
             let key = if regex.is_some() { "commandRegex" } else { "commandPrefix" };
             return self.fail_at(key, format!("`{key}` needs `toolName = \"run_shell_command\"`"));
         }
-        if (!prefixes.is_empty() || regex.is_some()) && arguments.is_some() {
+        if is_of_words && arguments.is_some() {
             return self.fail_at("argsPattern", "`argsPattern` does not go with `commandPrefix` or `commandRegex`");
         }
         if !prefixes.is_empty() && regex.is_some() {
@@ -404,7 +400,8 @@ impl GeminiRuleReader<'_> {
             }
         }
         // An empty text is not a condition in Gemini CLI.
-        let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| !prefix.is_empty()).collect();
+        let prefixes: Vec<String> =
+            prefixes.into_iter().filter(|prefix| !prefix.is_empty()).map(str::to_owned).collect();
         Ok(if !prefixes.is_empty() {
             GeminiConditions::Prefixes(prefixes)
         } else if let Some(regex) = regex.filter(|regex| !regex.is_empty()) {

@@ -8,9 +8,9 @@ use stockade_model::PolicyVerdict;
 use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
-use super::json::{self, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, tool_detection};
+use super::value::{self, PositionedError, SpannedValue};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, tool_detection};
 use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
@@ -24,19 +24,9 @@ const ALLOWED_SERVERS_PRIORITY: i64 = 100;
 /// Distance between a list and the rule below it that refuses all other tools.
 const FALLBACK_DISTANCE: i64 = 10;
 
-pub(super) fn read_settings(source: &ImportSource) -> Result<SpannedJson, PositionedError> {
-    let settings = json::parse_json(&source.text, true)?;
-    if settings.as_object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind_name());
-        return Err(PositionedError { at: settings.at, why });
-    }
-    tool_detection::check_tool_keys(ImportTool::Gemini, &settings)?;
-    Ok(settings)
-}
-
 pub(super) fn convert_rules(
     source: &ImportSource,
-    settings: &SpannedJson,
+    settings: &SpannedValue,
     context: &GeminiContext,
     imported: &mut ImportedPolicy,
     mistakes: &mut ImportMistakes,
@@ -56,11 +46,11 @@ struct GeminiSettingsReader<'a> {
 }
 
 impl<'a> GeminiSettingsReader<'a> {
-    fn entry_at(&self, at: &SpannedJson, shown: &str) -> ImportEntry<'a> {
+    fn entry_at(&self, at: &SpannedValue, shown: &str) -> ImportEntry<'a> {
         ImportEntry::new(&self.source.name, at.at, shown)
     }
 
-    fn convert_settings(&mut self, settings: &SpannedJson) {
+    fn convert_settings(&mut self, settings: &SpannedValue) {
         let tools = settings.get("tools");
         let within = |key: &str| tools.and_then(|tools| tools.get(key));
         // The names from before the settings were grouped have lower precedence.
@@ -87,7 +77,7 @@ impl<'a> GeminiSettingsReader<'a> {
     }
 
     /// Reports keys that name more rules, and unknown keys.
-    fn report_rule_keys(&mut self, settings: &SpannedJson) {
+    fn report_rule_keys(&mut self, settings: &SpannedValue) {
         for (key, value) in settings.as_object().unwrap_or_default() {
             let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
             let why = match tool_detection::why_unknown(ImportTool::Gemini, key) {
@@ -97,14 +87,14 @@ impl<'a> GeminiSettingsReader<'a> {
                 None => continue,
                 Some(why) => why,
             };
-            self.imported.note(&self.entry_at(value, &key.name), Weaker, why);
+            self.note(value, &key.name, Weaker, &why);
         }
     }
 
     /// Returns the names of a list; any other entry is a mistake.
-    fn read_names<'s>(&mut self, list: Option<&'s SpannedJson>) -> Vec<(&'s SpannedJson, &'s str)> {
+    fn read_names<'s>(&mut self, list: Option<&'s SpannedValue>) -> Vec<(&'s SpannedValue, &'s str)> {
         let Some(list) = list else { return Vec::new() };
-        let texts = json::read_texts(list, "a name", &mut self.faults);
+        let texts = value::read_texts(list, "a name", &mut self.faults);
         let (names, others): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(_, text)| !text.is_empty());
         self.faults.extend(others.into_iter().map(|(item, _)| PositionedError::unexpected("a name", item)));
         names
@@ -114,7 +104,7 @@ impl<'a> GeminiSettingsReader<'a> {
         &mut self,
         tool: &str,
         server: Option<&str>,
-        at: &SpannedJson,
+        at: &SpannedValue,
         effect: PolicyVerdict,
         why: &str,
         priority: i64,
@@ -129,12 +119,16 @@ impl<'a> GeminiSettingsReader<'a> {
         self.ranked.push(rank_rule(priority, made));
     }
 
-    fn describe_origin(&self, at: &SpannedJson) -> String {
-        format!("imported from {}:{}", self.source.name, at.at.line)
+    fn describe_origin(&self, at: &SpannedValue) -> String {
+        self.entry_at(at, "").describe_origin()
+    }
+
+    fn note(&mut self, at: &SpannedValue, shown: &str, carried: ImportDeviation, why: &str) {
+        self.imported.note(&self.entry_at(at, shown), carried, why);
     }
 
     /// Converts `TOOL`, or `TOOL(prefix)` if the tool runs commands.
-    fn convert_tools(&mut self, list: Option<&SpannedJson>, effect: PolicyVerdict, priority: i64) {
+    fn convert_tools(&mut self, list: Option<&SpannedValue>, effect: PolicyVerdict, priority: i64) {
         for (at, text) in self.read_names(list) {
             let why = self.describe_origin(at);
             let (name, prefix) = split_arguments(text);
@@ -167,29 +161,29 @@ impl<'a> GeminiSettingsReader<'a> {
     }
 
     /// Refuses all other commands if commands are allowed by prefix.
-    fn rest_of_shell(&mut self, list: Option<&SpannedJson>) {
+    fn rest_of_shell(&mut self, list: Option<&SpannedValue>) {
         let Some(list) = list else { return };
         let narrows = |text: &str| matches!(split_arguments(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
-        if list.as_list().unwrap_or_default().iter().filter_map(SpannedJson::as_text).any(narrows) {
+        if list.as_list().unwrap_or_default().iter().filter_map(SpannedValue::as_text).any(narrows) {
             let why = "only the commands of `tools.allowed` are there";
             self.push(SHELL_TOOLS[0], None, list, PolicyVerdict::Deny, why, ALLOWED_TOOLS_PRIORITY - FALLBACK_DISTANCE);
         }
     }
 
-    fn convert_servers(&mut self, list: Option<&SpannedJson>, effect: PolicyVerdict, priority: i64) {
+    fn convert_servers(&mut self, list: Option<&SpannedValue>, effect: PolicyVerdict, priority: i64) {
         for (at, name) in self.read_names(list) {
             let why = self.describe_origin(at);
             self.push("*", Some(name), at, effect, &why, priority);
         }
     }
 
-    fn convert_trusted_servers(&mut self, servers: Option<&SpannedJson>) {
+    fn convert_trusted_servers(&mut self, servers: Option<&SpannedValue>) {
         let Some(servers) = servers else { return };
         let Some(entries) = servers.as_object() else {
             return self.faults.push(PositionedError::unexpected("an object", servers));
         };
         for (name, server) in entries {
-            if server.get("trust").and_then(SpannedJson::as_bool) == Some(true) {
+            if server.get("trust").and_then(SpannedValue::as_bool) == Some(true) {
                 let why = self.describe_origin(server);
                 self.push("*", Some(&name.name), server, PolicyVerdict::Allow, &why, TRUSTED_SERVERS_PRIORITY);
             }
@@ -200,19 +194,18 @@ impl<'a> GeminiSettingsReader<'a> {
                         self.push(tool, Some(&name.name), at, PolicyVerdict::Deny, &why, EXCLUDED_SERVERS_PRIORITY);
                     } else {
                         let why = "the agent decides which tools a server offers";
-                        self.imported.note(&self.entry_at(at, &format!("{key}: {tool}")), Weaker, why);
+                        self.note(at, &format!("{key}: {tool}"), Weaker, why);
                     }
                 }
             }
         }
     }
 
-    fn convert_sandbox(&mut self, tools: Option<&SpannedJson>) {
+    fn convert_sandbox(&mut self, tools: Option<&SpannedValue>) {
         let Some(tools) = tools else { return };
         if let Some(sandbox) = tools.get("sandbox") {
             if sandbox.as_bool() == Some(false) {
-                let note = self.entry_at(sandbox, "tools.sandbox: false");
-                self.imported.note(&note, Stricter, "commands always run in a sandbox here");
+                self.note(sandbox, "tools.sandbox: false", Stricter, "commands always run in a sandbox here");
             } else {
                 self.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
@@ -224,19 +217,19 @@ impl<'a> GeminiSettingsReader<'a> {
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    self.imported.note(&self.entry_at(at, path), Left, "only an absolute path can be expressed here");
+                    self.note(at, path, Left, "only an absolute path can be expressed here");
                 }
             }
         }
         if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.as_bool() == Some(true)) {
             let why = "the whole network is never granted: allow `hosts` one by one";
-            self.imported.note(&self.entry_at(network, "tools.sandboxNetworkAccess: true"), Left, why);
+            self.note(network, "tools.sandboxNetworkAccess: true", Left, why);
         }
     }
 
     /// Reports other settings about permissions; the remaining settings are ignored.
-    fn report_other_settings(&mut self, settings: &SpannedJson) {
-        let security = settings.get("security").and_then(SpannedJson::as_object).unwrap_or_default();
+    fn report_other_settings(&mut self, settings: &SpannedValue) {
+        let security = settings.get("security").and_then(SpannedValue::as_object).unwrap_or_default();
         for (key, value) in security {
             let shown = format!("security.{}", key.name);
             let (carried, why) = match (key.name.as_str(), value.as_bool()) {
@@ -250,7 +243,7 @@ impl<'a> GeminiSettingsReader<'a> {
                 (_, Some(false)) => continue,
                 _ => (Weaker, "it cannot be expressed here"),
             };
-            self.imported.note(&self.entry_at(value, &shown), carried, why);
+            self.note(value, &shown, carried, why);
         }
     }
 }

@@ -9,104 +9,14 @@ use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::tokens::TokenAndRange;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
-use crate::error::{LineIndex, TextPosition};
+use super::value::{ImportValue, PositionedError, SpannedKey, SpannedValue};
+use crate::error::LineIndex;
 
 /// Deepest nesting.
 const MAX_DEPTH: usize = 64;
 
-/// A value and its start position.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct SpannedJson {
-    pub at: TextPosition,
-    pub value: JsonValue,
-}
-
-/// A JSON value, without the value of a number, which no caller needs.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum JsonValue {
-    Null,
-    Bool(bool),
-    Number,
-    Text(String),
-    List(Vec<SpannedJson>),
-    Object(Vec<(JsonKey, SpannedJson)>),
-}
-
-/// A name in an object.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct JsonKey {
-    pub at: TextPosition,
-    pub name: String,
-}
-
-/// An error in a text, and its position.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PositionedError {
-    pub at: TextPosition,
-    pub why: String,
-}
-
-impl SpannedJson {
-    pub(crate) fn as_text(&self) -> Option<&str> {
-        if let JsonValue::Text(text) = &self.value { Some(text) } else { None }
-    }
-
-    pub(crate) fn as_bool(&self) -> Option<bool> {
-        if let JsonValue::Bool(value) = self.value { Some(value) } else { None }
-    }
-
-    pub(crate) fn as_list(&self) -> Option<&[SpannedJson]> {
-        if let JsonValue::List(items) = &self.value { Some(items) } else { None }
-    }
-
-    pub(crate) fn as_object(&self) -> Option<&[(JsonKey, SpannedJson)]> {
-        if let JsonValue::Object(entries) = &self.value { Some(entries) } else { None }
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&SpannedJson> {
-        self.as_object()?.iter().find(|(key, _)| key.name == name).map(|(_, value)| value)
-    }
-
-    /// Returns the kind of the value: `a string`, `a list` ...
-    pub(crate) fn kind_name(&self) -> &'static str {
-        match self.value {
-            JsonValue::Null => "null",
-            JsonValue::Bool(_) => "true or false",
-            JsonValue::Number => "a number",
-            JsonValue::Text(_) => "a string",
-            JsonValue::List(_) => "a list",
-            JsonValue::Object(_) => "an object",
-        }
-    }
-}
-
-impl PositionedError {
-    pub(crate) fn new(at: TextPosition, why: impl Into<String>) -> Self {
-        Self { at, why: why.into() }
-    }
-
-    pub(crate) fn unexpected(what: &str, found: &SpannedJson) -> Self {
-        Self::new(found.at, format!("expected {what}, found {}", found.kind_name()))
-    }
-}
-
-/// Returns the strings of a list; any other entry is a mistake.
-pub(crate) fn read_texts<'s>(
-    list: &'s SpannedJson,
-    what: &str,
-    faults: &mut Vec<PositionedError>,
-) -> Vec<(&'s SpannedJson, &'s str)> {
-    let Some(items) = list.as_list() else {
-        faults.push(PositionedError::unexpected("a list", list));
-        return Vec::new();
-    };
-    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.as_text().is_some());
-    faults.extend(others.into_iter().map(|item| PositionedError::unexpected(what, item)));
-    texts.into_iter().filter_map(|item| Some((item, item.as_text()?))).collect()
-}
-
 /// Parses a whole text.
-pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, PositionedError> {
+pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedValue, PositionedError> {
     let text = source.strip_prefix('\u{feff}').unwrap_or(source);
     let converter = JsonConverter { source, start: source.len() - text.len(), lines: LineIndex::from_source(source) };
     let options = ParseOptions {
@@ -165,27 +75,27 @@ impl JsonConverter<'_> {
         PositionedError::new(self.lines.position_at(self.start + offset), why)
     }
 
-    fn convert_value(&self, value: &Value<'_>, depth: usize) -> Result<SpannedJson, PositionedError> {
+    fn convert_value(&self, value: &Value<'_>, depth: usize) -> Result<SpannedValue, PositionedError> {
         let offset = value.range().start;
         if depth > MAX_DEPTH {
             return Err(self.error_at(offset, format!("nested deeper than {MAX_DEPTH}")));
         }
         let converted = match value {
-            Value::NullKeyword(_) => JsonValue::Null,
-            Value::BooleanLit(literal) => JsonValue::Bool(literal.value),
-            Value::NumberLit(_) => JsonValue::Number,
-            Value::StringLit(literal) => JsonValue::Text(self.convert_string(&literal.value, literal.range)?),
+            Value::NullKeyword(_) => ImportValue::Null,
+            Value::BooleanLit(literal) => ImportValue::Bool(literal.value),
+            Value::NumberLit(_) => ImportValue::Number,
+            Value::StringLit(literal) => ImportValue::Text(self.convert_string(&literal.value, literal.range)?),
             Value::Array(list) => {
                 let items = list.elements.iter().map(|item| self.convert_value(item, depth + 1));
-                JsonValue::List(items.collect::<Result<_, _>>()?)
+                ImportValue::List(items.collect::<Result<_, _>>()?)
             }
             Value::Object(object) => self.convert_entries(&object.properties, depth)?,
         };
-        Ok(SpannedJson { at: self.lines.position_at(self.start + offset), value: converted })
+        Ok(SpannedValue { at: self.lines.position_at(self.start + offset), value: converted })
     }
 
-    fn convert_entries(&self, properties: &[ObjectProp<'_>], depth: usize) -> Result<JsonValue, PositionedError> {
-        let mut entries: Vec<(JsonKey, SpannedJson)> = Vec::new();
+    fn convert_entries(&self, properties: &[ObjectProp<'_>], depth: usize) -> Result<ImportValue, PositionedError> {
+        let mut entries: Vec<(SpannedKey, SpannedValue)> = Vec::new();
         for property in properties {
             let range = property.name.range();
             let name = self.convert_string(property.name.as_str(), range)?;
@@ -193,9 +103,9 @@ impl JsonConverter<'_> {
                 return Err(self.error_at(range.start, format!("`{name}` appears twice here")));
             }
             let at = self.lines.position_at(self.start + range.start);
-            entries.push((JsonKey { at, name }, self.convert_value(&property.value, depth + 1)?));
+            entries.push((SpannedKey { at, name }, self.convert_value(&property.value, depth + 1)?));
         }
-        Ok(JsonValue::Object(entries))
+        Ok(ImportValue::Object(entries))
     }
 
     /// Refuses control characters in a string (RFC 8259, section 7).
@@ -224,7 +134,7 @@ mod tests {
         let a = value.get("a").unwrap();
         assert_eq!((a.at.line, a.at.column), (2, 8));
         assert_eq!(a.as_list().unwrap()[1].as_text(), Some("xé\n"));
-        assert_eq!(value.get("b").unwrap().value, JsonValue::Null);
+        assert_eq!(value.get("b").unwrap().value, ImportValue::Null);
         assert_eq!(parse_json("\"\\ud83d\\ude00\"", false).unwrap().as_text(), Some("😀"));
         let commented = "// a\n{ /* b */ \"a\": [1,], // c\n}";
         assert!(parse_json(commented, true).is_ok() && parse_json(commented, false).is_err());

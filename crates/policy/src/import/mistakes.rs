@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::json::PositionedError;
+use super::value::PositionedError;
 use super::{ImportSource, ImportTool, tool_detection};
 use crate::error::ConfigError;
 

@@ -20,6 +20,7 @@ mod regex;
 mod scope;
 mod starlark;
 mod tool_detection;
+mod value;
 
 pub use scope::SourceScope;
 
@@ -31,7 +32,7 @@ use stockade_model::{PolicyVerdict, RawText, TargetPattern};
 
 use crate::draft::{DraftRule, format_comment, quote_toml};
 use crate::error::{ConfigError, TextPosition};
-use crate::file::{CombiningAlgorithm, ConfigFile, ProvenanceSection};
+use crate::file::{ConfigFile, ProvenanceSection};
 use crate::hosts::check_breadth;
 use crate::merge::LayerText;
 use crate::parse::parse_content;
@@ -178,10 +179,9 @@ impl ImportedPolicy {
         }
     }
 
-    fn combine_by(&mut self, combining: CombiningAlgorithm) {
-        if combining == CombiningAlgorithm::FirstApplicable {
-            self.settings.insert("combining".to_owned(), quote_toml("first-applicable"));
-        }
+    /// Lets the first rule that applies decide.
+    fn combine_by_order(&mut self) {
+        self.settings.insert("combining".to_owned(), quote_toml("first-applicable"));
     }
 }
 
@@ -210,16 +210,10 @@ pub fn import_policy(tool: ImportTool, sources: &[ImportSource]) -> Result<Impor
         ImportTool::Claude => claude::import_claude(sources)?,
         ImportTool::Gemini => gemini::import_gemini(sources)?,
     };
-    let rules: Vec<DraftRule> = imported.rules.into_iter().map(without_broken_examples).collect();
-    imported.rules = Vec::new();
-    for rule in rules {
-        match check_draft(rule) {
-            Ok(rule) => imported.rules.push(rule),
-            Err(replacement) => {
-                imported.rules.extend(replacement.broader);
-                imported.notes.push(replacement.note);
-            }
-        }
+    for draft in std::mem::take(&mut imported.rules) {
+        let (rule, note) = check_draft(without_broken_examples(draft));
+        imported.rules.extend(rule);
+        imported.notes.extend(note);
     }
     // The output must be readable, whatever the input was.
     let source = imported.to_toml();
@@ -231,23 +225,17 @@ pub fn import_policy(tool: ImportTool, sources: &[ImportSource]) -> Result<Impor
 /// Name of the source in errors about the output of the import.
 const IMPORT_SOURCE_NAME: &str = "what was imported";
 
-/// Replacement for a rule that cannot be read.
-struct RuleReplacement {
-    broader: Option<DraftRule>,
-    note: ImportNote,
-}
-
 /// Returns a rule that can be read, or its replacement with a note. Names of other tools may contain text
 /// that is not valid in a pattern here. A rule that refused or asked is replaced by a question about all of
 /// its kind, because an `allow` beside it counts.
-fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
-    let Err(why) = validate_draft(&draft) else { return Ok(draft) };
+fn check_draft(draft: DraftRule) -> (Option<DraftRule>, Option<ImportNote>) {
+    let Err(why) = validate_draft(&draft) else { return (Some(draft), None) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
     let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
     let entry =
         ImportEntry::new(source, TextPosition { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
     if draft.effect == PolicyVerdict::Allow {
-        return Err(Box::new(RuleReplacement { broader: None, note: entry.to_note(ImportDeviation::Left, why) }));
+        return (None, Some(entry.to_note(ImportDeviation::Left, why)));
     }
     let every = |applies: bool, all: &str| if applies { vec![all.to_owned()] } else { Vec::new() };
     let commands = !draft.prefix.is_empty() || !draft.glob.is_empty();
@@ -259,7 +247,7 @@ fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
     };
     let broader = (draft.hosts.is_empty() && validate_draft(&asks).is_ok()).then_some(asks);
     let carried = if broader.is_some() { ImportDeviation::Stricter } else { ImportDeviation::Weaker };
-    Err(Box::new(RuleReplacement { broader, note: entry.to_note(carried, why) }))
+    (broader, Some(entry.to_note(carried, why)))
 }
 
 /// Checks that a rule can be read, and returns the reason if it cannot.
@@ -272,23 +260,19 @@ fn validate_draft(draft: &DraftRule) -> Result<(), String> {
 
 /// Removes examples that do not hold here and keeps the rule. Examples of other tools may depend on their
 /// way of parsing text.
-fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
+fn without_broken_examples(draft: DraftRule) -> DraftRule {
     if draft.matches.is_empty() && draft.not_match.is_empty() {
         return draft;
     }
-    let keep = |examples: &[String], put: &dyn Fn(&mut DraftRule, Vec<String>)| -> Vec<String> {
-        let one = |example: &&String| {
-            let mut alone = DraftRule { matches: Vec::new(), not_match: Vec::new(), ..draft.clone() };
-            put(&mut alone, vec![(*example).clone()]);
-            validate_draft(&alone).is_ok()
-        };
-        examples.iter().filter(one).cloned().collect()
+    let bare = DraftRule { matches: Vec::new(), not_match: Vec::new(), ..draft.clone() };
+    let holds = |matches: &[String], not_match: &[String]| {
+        let (matches, not_match) = (matches.to_vec(), not_match.to_vec());
+        validate_draft(&DraftRule { matches, not_match, ..bare.clone() }).is_ok()
     };
-    let matches = keep(&draft.matches, &|draft, list| draft.matches = list);
-    let not_match = keep(&draft.not_match, &|draft, list| draft.not_match = list);
-    draft.matches = matches;
-    draft.not_match = not_match;
-    draft
+    let (mut matches, mut not_match) = (draft.matches, draft.not_match);
+    matches.retain(|example| holds(std::slice::from_ref(example), &[]));
+    not_match.retain(|example| holds(&[], std::slice::from_ref(example)));
+    DraftRule { matches, not_match, ..bare }
 }
 
 /// An entry that is being imported: its position and its text in a note.
@@ -335,6 +319,10 @@ impl<'a> ImportEntry<'a> {
 
     fn format_origin(&self) -> String {
         format!("{}:{}", self.source, self.position.line)
+    }
+
+    fn describe_origin(&self) -> String {
+        format!("imported from {}", self.format_origin())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::json::PositionedError;
+use super::value::{ImportValue, PositionedError, SpannedValue};
 use crate::error::{LineIndex, TextPosition};
 
 /// Deepest nesting of lists and parentheses.
@@ -14,29 +14,13 @@ const MAX_DEPTH: usize = 32;
 /// Longest value that names and `+` may make, in entries or bytes.
 const MAX_VALUE_LENGTH: usize = 1 << 20;
 
-/// A value.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct StarlarkValue {
-    pub at: TextPosition,
-    pub kind: StarlarkValueKind,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum StarlarkValueKind {
-    Text(String),
-    List(Vec<StarlarkValue>),
-    None,
-    /// `True`, `False`, a number: no call here accepts one.
-    Other(&'static str),
-}
-
 /// One call at the top of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StarlarkCall {
     pub at: TextPosition,
     pub name: String,
-    pub positional: Vec<StarlarkValue>,
-    pub named: Vec<(TextPosition, String, StarlarkValue)>,
+    pub positional: Vec<SpannedValue>,
+    pub named: Vec<(TextPosition, String, SpannedValue)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,27 +61,21 @@ impl StarlarkLexer<'_> {
         let mut tokens = Vec::new();
         loop {
             let rest = &self.source[self.at..];
+            let position = self.lines.position_at(self.at);
             let Some(c) = rest.chars().next() else {
-                tokens.push((self.lines.position_at(self.at), StarlarkToken::Newline));
-                tokens.push((self.lines.position_at(self.at), StarlarkToken::End));
+                tokens.extend([(position, StarlarkToken::Newline), (position, StarlarkToken::End)]);
                 return Ok(tokens);
             };
-            let position = self.lines.position_at(self.at);
-            let start = self.at;
-            match c {
-                '\n' => {
+            let token = match c {
+                ' ' | '\t' | '\r' if self.line_start && self.brackets == 0 && self.is_indented() => {
+                    return self.fail_at(self.at, "an indented block: only calls and names are understood here");
+                }
+                '\n' | ' ' | '\t' | '\r' => {
                     self.at += 1;
-                    if self.brackets == 0 {
+                    self.line_start |= c == '\n';
+                    if c == '\n' && self.brackets == 0 {
                         tokens.push((position, StarlarkToken::Newline));
                     }
-                    self.line_start = true;
-                    continue;
-                }
-                ' ' | '\t' | '\r' => {
-                    if self.line_start && self.brackets == 0 && self.is_indented() {
-                        return self.fail_at(start, "an indented block: only calls and names are understood here");
-                    }
-                    self.at += 1;
                     continue;
                 }
                 '#' => {
@@ -108,17 +86,15 @@ impl StarlarkLexer<'_> {
                     self.at += 2;
                     continue;
                 }
-                '"' | '\'' => tokens.push((position, StarlarkToken::Text(self.read_string(false)?))),
+                '"' | '\'' => StarlarkToken::Text(self.read_string(false)?),
                 'r' if rest[1..].starts_with(['"', '\'']) => {
                     self.at += 1;
-                    tokens.push((position, StarlarkToken::Text(self.read_string(true)?)));
+                    StarlarkToken::Text(self.read_string(true)?)
                 }
-                c if c.is_ascii_alphabetic() || c == '_' => {
-                    tokens.push((position, StarlarkToken::Name(self.read_name()?)))
-                }
+                c if c.is_ascii_alphabetic() || c == '_' => StarlarkToken::Name(self.read_name()?),
                 c if c.is_ascii_digit() => {
                     self.at += rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
-                    tokens.push((position, StarlarkToken::Number));
+                    StarlarkToken::Number
                 }
                 '(' | '[' | ')' | ']' | ',' | '=' | '+' | ';' => {
                     self.at += 1;
@@ -127,10 +103,11 @@ impl StarlarkLexer<'_> {
                         ')' | ']' => self.brackets = self.brackets.saturating_sub(1),
                         _ => {}
                     }
-                    tokens.push((position, StarlarkToken::Symbol(c)));
+                    StarlarkToken::Symbol(c)
                 }
-                _ => return self.fail_at(start, format!("`{c}` is not understood here")),
-            }
+                _ => return self.fail_at(self.at, format!("`{c}` is not understood here")),
+            };
+            tokens.push((position, token));
             self.line_start = false;
         }
     }
@@ -218,7 +195,7 @@ impl StarlarkLexer<'_> {
 struct StarlarkParser {
     tokens: Vec<(TextPosition, StarlarkToken)>,
     at: usize,
-    names: BTreeMap<String, StarlarkValue>,
+    names: BTreeMap<String, SpannedValue>,
 }
 
 const RESERVED_WORDS: &[&str] = &[
@@ -294,11 +271,9 @@ impl StarlarkParser {
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
                     return Err(PositionedError::new(position, format!("`{keyword}` appears twice here")));
                 }
-                let value = self.parse_value(0)?;
-                call.named.push((position, keyword, value));
+                call.named.push((position, keyword, self.parse_value(0)?));
             } else if call.named.is_empty() {
-                let value = self.parse_value(0)?;
-                call.positional.push(value);
+                call.positional.push(self.parse_value(0)?);
             } else {
                 return self.fail_here("expected `NAME = VALUE`");
             }
@@ -310,68 +285,62 @@ impl StarlarkParser {
         Ok(call)
     }
 
-    fn parse_value(&mut self, depth: usize) -> Result<StarlarkValue, PositionedError> {
+    fn parse_value(&mut self, depth: usize) -> Result<SpannedValue, PositionedError> {
         let mut value = self.parse_operand(depth)?;
         while self.next_is('+') {
             let right = self.parse_operand(depth)?;
-            let size = |kind: &StarlarkValueKind| match kind {
-                StarlarkValueKind::Text(text) => text.len(),
-                StarlarkValueKind::List(items) => items.len(),
-                _ => 0,
+            let size = |value: &SpannedValue| {
+                value.as_text().map(str::len).or(value.as_list().map(<[_]>::len)).unwrap_or_default()
             };
-            if size(&value.kind) + size(&right.kind) > MAX_VALUE_LENGTH {
+            if size(&value) + size(&right) > MAX_VALUE_LENGTH {
                 return self.fail_here("the value is too long");
             }
-            value.kind = match (value.kind, right.kind) {
-                (StarlarkValueKind::Text(left), StarlarkValueKind::Text(right)) => {
-                    StarlarkValueKind::Text(left + &right)
-                }
-                (StarlarkValueKind::List(mut left), StarlarkValueKind::List(mut right)) => {
+            value.value = match (value.value, right.value) {
+                (ImportValue::Text(left), ImportValue::Text(right)) => ImportValue::Text(left + &right),
+                (ImportValue::List(mut left), ImportValue::List(mut right)) => {
                     left.append(&mut right);
-                    StarlarkValueKind::List(left)
+                    ImportValue::List(left)
                 }
-                _ => {
-                    return Err(PositionedError::new(right.at, "`+` joins two strings or two lists"));
-                }
+                _ => return Err(PositionedError::new(right.at, "`+` joins two strings or two lists")),
             };
         }
         Ok(value)
     }
 
-    fn parse_operand(&mut self, depth: usize) -> Result<StarlarkValue, PositionedError> {
+    fn parse_operand(&mut self, depth: usize) -> Result<SpannedValue, PositionedError> {
         if depth > MAX_DEPTH {
             return self.fail_here(format!("nested deeper than {MAX_DEPTH}"));
         }
         let (at, token) = self.current_token();
         let token = token.clone();
         self.at += 1;
-        let kind = match token {
+        let value = match token {
             StarlarkToken::Text(mut text) => {
                 // Adjacent strings are concatenated.
                 while let StarlarkToken::Text(more) = self.current_token().1 {
                     text.push_str(more);
                     self.at += 1;
                 }
-                StarlarkValueKind::Text(text)
+                ImportValue::Text(text)
             }
-            StarlarkToken::Name(name) if name == "None" => StarlarkValueKind::None,
-            StarlarkToken::Name(name) if name == "True" || name == "False" => StarlarkValueKind::Other("true or false"),
+            StarlarkToken::Name(name) if name == "None" => ImportValue::Other("None"),
+            StarlarkToken::Name(name) if name == "True" || name == "False" => ImportValue::Other("true or false"),
             StarlarkToken::Name(name) => match self.names.get(&name) {
-                Some(value) => return Ok(StarlarkValue { at, kind: value.kind.clone() }),
+                Some(value) => return Ok(SpannedValue { at, value: value.value.clone() }),
                 None => {
                     self.at -= 1;
                     return self.fail_here(format!("`{name}` is not bound to a value above"));
                 }
             },
-            StarlarkToken::Number => StarlarkValueKind::Other("a number"),
-            StarlarkToken::Symbol('[') => StarlarkValueKind::List(self.parse_items(']', depth)?),
+            StarlarkToken::Number => ImportValue::Number,
+            StarlarkToken::Symbol('[') => ImportValue::List(self.parse_items(']', depth)?),
             StarlarkToken::Symbol('(') => {
                 let mut items = self.parse_items(')', depth)?;
                 match (items.pop(), items.is_empty()) {
-                    (Some(one), true) => one.kind,
+                    (Some(one), true) => one.value,
                     (last, _) => {
                         items.extend(last);
-                        StarlarkValueKind::List(items)
+                        ImportValue::List(items)
                     }
                 }
             }
@@ -380,10 +349,10 @@ impl StarlarkParser {
                 return self.fail_here("expected a string or a list");
             }
         };
-        Ok(StarlarkValue { at, kind })
+        Ok(SpannedValue { at, value })
     }
 
-    fn parse_items(&mut self, end: char, depth: usize) -> Result<Vec<StarlarkValue>, PositionedError> {
+    fn parse_items(&mut self, end: char, depth: usize) -> Result<Vec<SpannedValue>, PositionedError> {
         let mut items = Vec::new();
         while !self.next_is(end) {
             items.push(self.parse_value(depth + 1)?);
@@ -393,25 +362,6 @@ impl StarlarkParser {
             }
         }
         Ok(items)
-    }
-}
-
-impl StarlarkValue {
-    pub(crate) fn as_text(&self) -> Option<&str> {
-        if let StarlarkValueKind::Text(text) = &self.kind { Some(text) } else { None }
-    }
-
-    pub(crate) fn as_list(&self) -> Option<&[StarlarkValue]> {
-        if let StarlarkValueKind::List(items) = &self.kind { Some(items) } else { None }
-    }
-
-    pub(crate) fn kind_name(&self) -> &'static str {
-        match self.kind {
-            StarlarkValueKind::Text(_) => "a string",
-            StarlarkValueKind::List(_) => "a list",
-            StarlarkValueKind::None => "None",
-            StarlarkValueKind::Other(name) => name,
-        }
     }
 }
 

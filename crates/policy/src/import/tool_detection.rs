@@ -3,7 +3,8 @@
 //!
 //! Must not know the meaning of a key.
 
-use super::json::{self, JsonKey, PositionedError, SpannedJson};
+use super::json;
+use super::value::{PositionedError, SpannedKey, SpannedValue};
 use super::{ImportTool, starlark};
 use stockade_model::NameList;
 
@@ -51,13 +52,22 @@ impl ImportTool {
     }
 }
 
+/// Reads settings of a tool, with comments on request.
+pub(super) fn read_settings(tool: ImportTool, text: &str, comments: bool) -> Result<SpannedValue, PositionedError> {
+    let settings = json::parse_json(text, comments)?;
+    if settings.as_object().is_none() {
+        return settings.fail(format!("settings are an object, not {}", settings.kind_name()));
+    }
+    check_tool_keys(tool, &settings)?;
+    Ok(settings)
+}
+
 /// Refuses settings of another tool: those without a key of this tool, or with keys that only another tool
 /// has and none that only this tool has.
-pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Result<(), PositionedError> {
-    let fail = |at, why| Err(PositionedError { at, why });
+fn check_tool_keys(tool: ImportTool, settings: &SpannedValue) -> Result<(), PositionedError> {
     let entries = settings.as_object().unwrap_or_default();
     if entries.is_empty() {
-        return fail(settings.at, format!("it is empty: it contains no settings of {}", tool.title()));
+        return settings.fail(format!("it is empty: it contains no settings of {}", tool.title()));
     }
     let is_own = |name: &str| tool.keys().contains(name);
     let is_shared = |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(name));
@@ -66,19 +76,17 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
     }
     let foreign = entries.iter().find_map(|(key, _)| Some((key, tool.other_with(&key.name)?)));
     if let Some((key, other)) = foreign {
-        return fail(
-            key.at,
-            format!("`{}` is a key of {}'s settings, not of {}'s", key.name, other.title(), tool.title()),
-        );
+        let why = format!("`{}` is a key of {}'s settings, not of {}'s", key.name, other.title(), tool.title());
+        return Err(PositionedError::new(key.at, why));
     }
     if entries.iter().any(|(key, _)| is_own(&key.name)) {
         return Ok(());
     }
-    fail(settings.at, format!("it has no key of {}'s settings", tool.title()))
+    settings.fail(format!("it has no key of {}'s settings", tool.title()))
 }
 
 /// Returns the reason why a key is not in the tool's settings.
-pub(super) fn why_unknown(tool: ImportTool, key: &JsonKey) -> Option<String> {
+pub(super) fn why_unknown(tool: ImportTool, key: &SpannedKey) -> Option<String> {
     if tool.keys().contains(&key.name) {
         return None;
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Tier};
 
-use super::{Act, PolicyRule, RequestContext, RuleInput, RuleMatch, RulePattern, RuleSubject};
+use super::{Act, PolicyRule, RequestContext, RuleInput, RuleKind, RuleMatch, RuleSubject};
 use crate::file::{FileOperation, RuleSection};
 use crate::text::{ConfigPath, parse_variant};
 use crate::words;
@@ -39,21 +39,21 @@ fn match_example(rule: &PolicyRule, example: &str) -> Result<RuleMatch, String> 
     let scene =
         |subject| RuleInput { subject, cwd: workspace, workspace, home, session: None, around: &around, example: true };
     let of_act = |act| Ok(rule.match_input(&scene(RuleSubject::Act(act))));
-    match &rule.matcher {
-        RulePattern::Command { .. } => {
+    match rule.kind {
+        RuleKind::Command => {
             let words = words::of_script(example.as_bytes());
             let assessment = Assessment::without_findings(Tier::Ask);
             Ok(rule.match_input(&scene(RuleSubject::Command { words: &words, assessment: &assessment })))
         }
-        RulePattern::Tool { .. } | RulePattern::Anything => {
+        RuleKind::Tool | RuleKind::Anything => {
             let (name, arguments) = tool_call(example)?;
             of_act(Act::Tool { name, arguments: &arguments })
         }
-        RulePattern::Files { .. } => {
+        RuleKind::File => {
             let (operation, path) = file_change(example, home, workspace)?;
             of_act(Act::File { path: &path, operation })
         }
-        RulePattern::Hosts { .. } => {
+        RuleKind::Host => {
             let (host, port) = parse_target(example)?;
             of_act(Act::Network { host: &host, port })
         }

@@ -3,7 +3,7 @@
 //! `ask` and `deny` need one fact that matches. `allow` needs every fact of the kind to be covered, because
 //! an uncovered fact has no consent. Must not know how facts are found.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 use stockade_model::{Assessment, Capability, Host, NetworkTarget, RawText, TargetPattern};
 
@@ -31,7 +31,9 @@ pub(crate) fn match_facts(
     let mut all = flags_fit(expected, assessment);
     for (patterns, path_of) in path_facts {
         let paths = assessment.capabilities.iter().filter_map(path_of);
-        all = all.min(combine_matches(patterns, raising, paths.map(|path| path_fits(patterns, path, scene))));
+        let covers = |path: &Path| patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace));
+        let found = paths.map(|path| match_plain_path(path.as_path(), covers));
+        all = all.min(combine_matches(patterns, raising, found));
     }
     let programs = assessment.capabilities.iter().filter_map(|c| match c {
         Capability::Execute(program) => Some(name_fits(&expected.executes, program)),
@@ -72,13 +74,12 @@ fn flags_fit(expected: &FactsSection, assessment: &Assessment) -> RuleMatch {
     )
 }
 
-fn path_fits(patterns: &[PathFact], path: &RawText, scene: &RuleInput<'_>) -> RuleMatch {
-    let path = path.as_path();
-    // The base directory of a relative path is unknown here.
-    if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
+/// Matches a path by `fits`. The target of a path that is relative or contains `..` is unknown here.
+pub(crate) fn match_plain_path(path: &Path, fits: impl FnOnce(&Path) -> bool) -> RuleMatch {
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
         return RuleMatch::Possible;
     }
-    RuleMatch::certain_if(patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
+    RuleMatch::certain_if(fits(path))
 }
 
 fn name_fits(patterns: &[String], program: &RawText) -> RuleMatch {

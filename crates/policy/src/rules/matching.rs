@@ -5,10 +5,10 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use super::facts::{self, host_fits};
+use super::facts::{self, host_fits, match_plain_path};
 use super::options::match_option;
-use super::{Act, PolicyRule, RuleInput, RuleMatch, RulePattern, RuleSubject};
-use crate::file::{FileOperation, OptionsSection};
+use super::{Act, PolicyRule, RuleInput, RuleKind, RuleMatch, RuleSubject};
+use crate::file::{FileOperation, OptionsSection, RuleSection};
 use crate::glob::text_matches;
 use crate::pattern::{PathPattern, WordPattern};
 use crate::words::{CommandWords, base_name};
@@ -48,25 +48,23 @@ impl PolicyRule {
 
     /// Returns whether the rule matches any command, understood or not.
     pub(super) fn is_every_command(&self) -> bool {
-        matches!(&self.matcher, RulePattern::Command { prefix, glob, options, .. }
-            if prefix.is_empty() && options.present.is_empty() && options.absent.is_empty()
-                && glob.iter().any(|glob| glob == "*"))
+        let RuleSection { prefix, glob, options, .. } = &self.section;
+        let is_bare = prefix.is_empty() && options.present.is_empty() && options.absent.is_empty();
+        is_bare && glob.iter().any(|glob| glob == "*")
     }
 
     /// Returns whether the rule matches single commands.
     pub(crate) fn is_per_command(&self) -> bool {
-        match &self.matcher {
-            RulePattern::Command { prefix, glob, options, .. } => {
-                !(prefix.is_empty() && glob.is_empty() && options.present.is_empty() && options.absent.is_empty())
-            }
-            _ => false,
-        }
+        self.section.names_commands()
     }
 
     /// Matches one command. An allow rule means exactly its program: `./git` is not `git`. The other rules
     /// mean every program of that name.
     fn of_command(&self, command: &[String]) -> RuleMatch {
-        let RulePattern::Command { prefix, glob, options, .. } = &self.matcher else { return RuleMatch::No };
+        let RuleSection { prefix, glob, options, .. } = &self.section;
+        if self.kind != RuleKind::Command {
+            return RuleMatch::No;
+        }
         let Some((program, arguments)) = command.split_first() else { return RuleMatch::No };
         let program: Cow<'_, str> = program.into();
         let is_program = |expected: &WordPattern| {
@@ -117,8 +115,8 @@ impl PolicyRule {
     /// Searches the rule's words among all words of a text that is not plain, or behind a program that runs
     /// others. Such a match never allows.
     pub(super) fn match_loosely(&self, words: &CommandWords) -> RuleMatch {
-        let RulePattern::Command { prefix, glob, options, .. } = &self.matcher else { return RuleMatch::No };
-        if !self.raises_caution() || words.loose.is_empty() {
+        let RuleSection { prefix, glob, options, .. } = &self.section;
+        if self.kind != RuleKind::Command || !self.raises_caution() || words.loose.is_empty() {
             return RuleMatch::No;
         }
         let named = |at: &[String]| {
@@ -133,31 +131,21 @@ impl PolicyRule {
     }
 
     fn of_act(&self, act: Act<'_>, scene: &RuleInput<'_>) -> RuleMatch {
-        match (&self.matcher, act) {
-            (RulePattern::Anything, _) => RuleMatch::Certain,
-            (RulePattern::Tool { arguments }, Act::Tool { arguments: call_arguments, .. }) => RuleMatch::certain_if(
-                arguments.iter().all(|(name, texts)| argument_fits(call_arguments, name, texts, self.raises_caution())),
+        let RuleSection { arguments, files, operations, hosts, .. } = &self.section;
+        let raises = self.raises_caution();
+        match (self.kind, act) {
+            (RuleKind::Anything, _) => RuleMatch::Certain,
+            (RuleKind::Tool, Act::Tool { arguments: call_arguments, .. }) => RuleMatch::certain_if(
+                arguments.iter().all(|(name, texts)| argument_fits(call_arguments, name, texts, raises)),
             ),
-            (RulePattern::Files { files, operations }, Act::File { path, operation }) => {
-                RuleMatch::certain_if(self.operation_fits(operations, operation))
-                    .min(self.path_fits(files, path, scene))
+            (RuleKind::File, Act::File { path, operation }) => {
+                let is_default = operations.is_empty() && operation != FileOperation::Read;
+                let fits = |path: &Path| files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace));
+                RuleMatch::certain_if(is_default || operations.contains(&operation)).min(match_plain_path(path, fits))
             }
-            (RulePattern::Hosts { hosts }, Act::Network { host, port }) => {
-                host_fits(hosts, host, port, self.raises_caution())
-            }
+            (RuleKind::Host, Act::Network { host, port }) => host_fits(hosts, host, port, raises),
             _ => RuleMatch::No,
         }
-    }
-
-    fn operation_fits(&self, operations: &[FileOperation], operation: FileOperation) -> bool {
-        if operations.is_empty() { operation != FileOperation::Read } else { operations.contains(&operation) }
-    }
-
-    fn path_fits(&self, files: &[PathPattern], path: &Path, scene: &RuleInput<'_>) -> RuleMatch {
-        if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
-            return RuleMatch::Possible;
-        }
-        RuleMatch::certain_if(files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
     }
 
     /// Matches facts, directory, user, session, tool and time.
@@ -165,7 +153,7 @@ impl PolicyRule {
         // An example is a command only, without circumstances.
         if scene.example {
             return match scene.subject {
-                RuleSubject::Act(Act::Tool { .. }) => match_name(&self.context.tool, Some(scene.tool_name())),
+                RuleSubject::Act(Act::Tool { .. }) => match_name(&self.section.tool, Some(scene.tool_name())),
                 _ => RuleMatch::Certain,
             };
         }
@@ -174,7 +162,7 @@ impl PolicyRule {
 
     /// Returns the match of each condition, with the explanation if it does not hold.
     fn conditions(&self, scene: &RuleInput<'_>) -> [(&'static str, RuleMatch); 6] {
-        let context = &self.context;
+        let context = &self.section;
         let is_inside = |dir: &PathPattern| dir.covers(scene.cwd, scene.home, scene.workspace);
         let is_in_cwd = context.cwd.is_empty() || context.cwd.iter().any(is_inside);
         let time = match scene.around.time_ms {
@@ -182,9 +170,9 @@ impl PolicyRule {
             Some(now) => RuleMatch::certain_if(context.time.iter().any(|window| window.includes_time(now))),
             None => RuleMatch::Possible,
         };
-        let facts = match (&self.matcher, scene.subject) {
-            (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) => {
-                facts::match_facts(facts, assessment, scene, self.raises_caution())
+        let facts = match (self.kind, scene.subject) {
+            (RuleKind::Command, RuleSubject::Command { assessment, .. }) => {
+                facts::match_facts(&context.facts, assessment, scene, self.raises_caution())
             }
             _ => RuleMatch::Certain,
         };
@@ -201,14 +189,13 @@ impl PolicyRule {
     }
 
     fn is_about(&self, scene: &RuleInput<'_>) -> bool {
-        matches!(
-            (&self.matcher, scene.subject),
-            (RulePattern::Anything, _)
-                | (RulePattern::Command { .. }, RuleSubject::Command { .. })
-                | (RulePattern::Tool { .. }, RuleSubject::Act(Act::Tool { .. }))
-                | (RulePattern::Files { .. }, RuleSubject::Act(Act::File { .. }))
-                | (RulePattern::Hosts { .. }, RuleSubject::Act(Act::Network { .. }))
-        )
+        let kind = match scene.subject {
+            RuleSubject::Command { .. } => RuleKind::Command,
+            RuleSubject::Act(Act::Tool { .. }) => RuleKind::Tool,
+            RuleSubject::Act(Act::File { .. }) => RuleKind::File,
+            RuleSubject::Act(Act::Network { .. }) => RuleKind::Host,
+        };
+        self.kind == RuleKind::Anything || self.kind == kind
     }
 
     /// Returns the first condition that does not hold, for an explanation.

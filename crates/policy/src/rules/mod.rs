@@ -13,9 +13,9 @@ use std::fmt;
 
 use stockade_model::{Limits, PolicyVerdict};
 
-use crate::file::{ApproverName, FactsSection, FileOperation, OptionsSection, ProvenanceSection, RuleSection};
-use crate::hosts::{HostEntry, check_breadth};
-use crate::pattern::{GrantEntry, GrantText, PathPattern, TimeWindow, WordPattern};
+use crate::file::{ApproverName, FactsSection, ProvenanceSection, RuleSection};
+use crate::hosts::check_breadth;
+use crate::pattern::{GrantEntry, GrantText, WordPattern};
 use crate::spec::ValueOrigin;
 
 pub use examples::{file_change, parse_target, tool_call};
@@ -59,31 +59,22 @@ impl RuleMatch {
     }
 }
 
-/// Subject of a rule.
-#[derive(Clone, Debug)]
-pub(crate) enum RulePattern {
+/// Kind of object that a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RuleKind {
     Anything,
-    Command { prefix: Vec<WordPattern>, glob: Vec<String>, options: OptionsSection, facts: FactsSection },
-    Tool { arguments: Vec<(String, Vec<String>)> },
-    Files { files: Vec<PathPattern>, operations: Vec<FileOperation> },
-    Hosts { hosts: Vec<HostEntry> },
-}
-
-/// Conditions on the circumstances: tool, directory, user, session and time.
-#[derive(Clone, Debug)]
-pub(crate) struct RuleConditions {
-    pub tool: Vec<String>,
-    pub cwd: Vec<PathPattern>,
-    pub user: Vec<String>,
-    pub session: Vec<String>,
-    pub time: Vec<TimeWindow>,
+    Command,
+    Tool,
+    File,
+    Host,
 }
 
 /// A rule that was checked against its own examples.
 #[derive(Clone, Debug)]
 pub struct PolicyRule {
-    pub(crate) matcher: RulePattern,
-    pub(crate) context: RuleConditions,
+    pub(crate) kind: RuleKind,
+    /// The conditions, in their written form.
+    pub(crate) section: RuleSection,
     /// Name of the rule, if it has one.
     pub name: Option<String>,
     /// Effect on the matched subjects.
@@ -119,14 +110,8 @@ impl PolicyRule {
     pub(crate) fn new(section: &RuleSection, origin: ValueOrigin) -> Result<Self, (String, String)> {
         check_form(section)?;
         let rule = Self {
-            matcher: matcher_of(section)?,
-            context: RuleConditions {
-                tool: section.tool.clone(),
-                cwd: section.cwd.clone(),
-                user: section.user.clone(),
-                session: section.session.clone(),
-                time: section.time.clone(),
-            },
+            kind: kind_of(section)?,
+            section: section.clone(),
             name: section.name.as_ref().map(|name| name.0.clone()),
             effect: section.effect,
             justification: section.justification.clone(),
@@ -144,10 +129,7 @@ impl PolicyRule {
 
     /// Returns the name of the rule, or its subject, in one line.
     pub fn label(&self) -> String {
-        match &self.name {
-            Some(name) => name.clone(),
-            None => self.matcher.to_string(),
-        }
+        self.name.clone().unwrap_or_else(|| self.describe_subject())
     }
 
     /// Returns every key with its value, except for examples and provenance.
@@ -162,12 +144,12 @@ impl PolicyRule {
 
     /// Returns whether the rule has a condition on the user.
     pub fn asks_user(&self) -> bool {
-        !self.context.user.is_empty()
+        !self.section.user.is_empty()
     }
 
     /// Returns whether the rule has a condition on the time.
     pub fn asks_time(&self) -> bool {
-        !self.context.time.is_empty()
+        !self.section.time.is_empty()
     }
 
     pub(crate) fn raises_caution(&self) -> bool {
@@ -177,41 +159,36 @@ impl PolicyRule {
     /// Returns how specific the rule is. If two rules give the same decision, the more specific one is
     /// reported.
     pub(crate) fn compute_specificity(&self) -> usize {
-        let own = match &self.matcher {
-            RulePattern::Anything => 0,
-            RulePattern::Command { prefix, glob, options, .. } => {
+        let RuleSection { prefix, glob, options, arguments, tool, cwd, user, session, time, .. } = &self.section;
+        let own = match self.kind {
+            RuleKind::Anything => 0,
+            RuleKind::Command => {
                 4 * prefix.len() + 2 * glob.len().min(1) + options.present.len() + options.absent.len() + 1
             }
-            RulePattern::Tool { arguments } => 1 + arguments.len(),
-            RulePattern::Files { .. } | RulePattern::Hosts { .. } => 1,
+            RuleKind::Tool => 1 + arguments.len(),
+            RuleKind::File | RuleKind::Host => 1,
         };
-        let around = &self.context;
-        let entries = [around.tool.len(), around.cwd.len(), around.user.len(), around.session.len(), around.time.len()];
+        let entries = [tool.len(), cwd.len(), user.len(), session.len(), time.len()];
         own + entries.iter().filter(|length| **length > 0).count()
     }
-}
 
-impl fmt::Display for RulePattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe_subject(&self) -> String {
         fn list<T: fmt::Display>(items: &[T], between: &str) -> String {
             items.iter().map(T::to_string).collect::<Vec<_>>().join(between)
         }
-        match self {
-            Self::Anything => f.write_str("anything"),
-            Self::Command { prefix, glob, options, .. } => {
-                let mut parts = vec![list(prefix, " ")];
-                parts.push(list(glob, " | "));
+        let RuleSection { prefix, glob, options, files, hosts, .. } = &self.section;
+        match self.kind {
+            RuleKind::Anything => "anything".to_owned(),
+            RuleKind::Command => {
+                let mut parts = vec![list(prefix, " "), list(glob, " | ")];
                 parts.extend(options.present.iter().map(|option| format!("with {option}")));
                 parts.extend(options.absent.iter().map(|option| format!("without {option}")));
                 parts.retain(|part| !part.is_empty());
-                if parts.is_empty() {
-                    parts.push("commands by their facts".to_owned());
-                }
-                f.write_str(&parts.join(" "))
+                if parts.is_empty() { "commands by their facts".to_owned() } else { parts.join(" ") }
             }
-            Self::Tool { .. } => f.write_str("tool calls"),
-            Self::Files { files, .. } => write!(f, "files {}", list(files, ", ")),
-            Self::Hosts { hosts } => write!(f, "hosts {}", list(hosts, ", ")),
+            RuleKind::Tool => "tool calls".to_owned(),
+            RuleKind::File => format!("files {}", list(files, ", ")),
+            RuleKind::Host => format!("hosts {}", list(hosts, ", ")),
         }
     }
 }
@@ -300,12 +277,9 @@ fn check_lengths(section: &RuleSection) -> Result<(), RuleFormError> {
     }
 }
 
-/// Returns the subject of a rule: one kind, or anything.
-fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
-    let facts = &section.facts;
-    let has_facts = !format_facts(facts).is_empty();
-    let has_options = !section.options.present.is_empty() || !section.options.absent.is_empty();
-    let command = !section.prefix.is_empty() || !section.glob.is_empty() || has_options || has_facts;
+/// Returns the kind of object that a rule is about: one kind, or anything.
+fn kind_of(section: &RuleSection) -> Result<RuleKind, RuleFormError> {
+    let command = section.names_commands() || !format_facts(&section.facts).is_empty();
     let (files, hosts) = (!section.files.is_empty(), !section.hosts.is_empty());
     let arguments = !section.arguments.is_empty();
     let kinds = [("hosts", hosts), ("files", files), ("arguments", arguments), ("prefix", command)];
@@ -325,27 +299,17 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
             "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`",
         );
     }
-    Ok(if command {
-        RulePattern::Command {
-            prefix: section.prefix.clone(),
-            glob: section.glob.clone(),
-            options: section.options.clone(),
-            facts: facts.clone(),
-        }
-    } else if files {
-        RulePattern::Files { files: section.files.clone(), operations: section.operations.clone() }
-    } else if hosts {
-        RulePattern::Hosts { hosts: section.hosts.clone() }
-    } else if arguments {
-        RulePattern::Tool { arguments: section.arguments.clone().into_iter().collect() }
-    } else if format_context(section).is_empty() {
-        return fail_at_key(
+    match (command, files, hosts, arguments) {
+        (true, ..) => Ok(RuleKind::Command),
+        (_, true, ..) => Ok(RuleKind::File),
+        (_, _, true, _) => Ok(RuleKind::Host),
+        (_, _, _, true) => Ok(RuleKind::Tool),
+        _ if format_context(section).is_empty() => fail_at_key(
             "prefix",
             "a rule needs a subject: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
-        );
-    } else {
-        RulePattern::Anything
-    })
+        ),
+        _ => Ok(RuleKind::Anything),
+    }
 }
 
 /// Returns every given key as `key=value`, in the order of the schema.

@@ -5,6 +5,7 @@
 //! `permit` and `deny`.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use super::{PolicyRule, RuleInput, RuleMatch, RuleSubject};
 use crate::file::CombiningAlgorithm;
@@ -91,12 +92,8 @@ impl RuleBook {
         }
         let allowed: Option<Vec<&PolicyRule>> = covered.into_iter().collect();
         let mut allowed = allowed.filter(|_| plain).unwrap_or_default();
-        let mut seen: Vec<*const PolicyRule> = Vec::new();
-        allowed.retain(|rule| {
-            let known = seen.contains(&std::ptr::from_ref(*rule));
-            seen.push(std::ptr::from_ref(*rule));
-            !known
-        });
+        let mut seen = HashSet::new();
+        allowed.retain(|rule| seen.insert(std::ptr::from_ref(*rule)));
         MatchedRules { raised, allowed }
     }
 
