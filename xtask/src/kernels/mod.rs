@@ -1,15 +1,14 @@
 //! Other kernels: virtual machines with the distribution's kernels, in which the
 //! suites run again, so that what an older kernel lacks is seen and not guessed.
 //!
-//! `packages` brings kernels, `disk` makes what a machine starts from, `machine`
-//! runs one, and `guest.sh` is its first process. Under software emulation
-//! everything is ten to thirty times slower than on this machine: nothing here
+//! `prepare.sh` makes what a machine starts from, because that consists of programs of
+//! the system. `machine` runs one, and `guest.sh` is its first process. Under software
+//! emulation everything is ten to thirty times slower than on this machine: nothing here
 //! measures time.
 
-mod disk;
 mod machine;
-mod packages;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -112,29 +111,25 @@ const MANAGER: &str = "manager";
 /// `kernels [--short | --only TARGET[,TARGET...] | --only TARGET FILTER] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
     let selection = Wanted::read(arguments)?;
-    packages::need_programs()?;
+    ensure!(cfg!(target_arch = "x86_64"), "the machines support x86-64 only");
+    ensure!(rustix::process::geteuid().is_root(), "making a system tree needs root");
     let built = build(&selection.suites)?;
     let work = built.stockade.ancestors().nth(3).context("the target directory")?.join("kernels");
-    let system = disk::system(&work)?;
     let checks = selection.checks();
-    let load = disk::load(&work, &built, &checks)?;
-    let mut boots = Vec::new();
-    for kernel in &selection.kernels {
-        let package = packages::kernel(&work, kernel.name, kernel.release)?;
-        boots.push((kernel, disk::boot(&work, kernel.name, &package, &system)?));
-    }
+    fill_load(&work.join("load"), &built, &checks)?;
+    prepare(&work, &selection.kernels)?;
     let starts = |first| checks.iter().any(|check| check.first == first);
     let firsts = [First::Guest, First::Manager].into_iter().filter(|first| starts(*first));
     let machines: Vec<_> =
-        firsts.flat_map(|first| boots.iter().map(move |(kernel, boot)| (first, kernel, boot))).collect();
+        firsts.flat_map(|first| selection.kernels.iter().map(move |kernel| (first, kernel))).collect();
     // All at once: much of what a machine does is wait.
     let reports: Vec<Result<machine::Report>> = thread::scope(|scope| {
-        let run = |first, boot| machine::run(boot, first, &load, MACHINE_WITHIN);
-        let running: Vec<_> = machines.iter().map(|(first, _, boot)| scope.spawn(move || run(*first, *boot))).collect();
+        let run = |first, kernel: &Kernel| machine::run(&work, kernel.name, first, MACHINE_WITHIN);
+        let running: Vec<_> = machines.iter().map(|(first, kernel)| scope.spawn(move || run(*first, kernel))).collect();
         running.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
     });
     let mut failed = Vec::new();
-    for ((first, kernel, _), report) in machines.iter().zip(reports) {
+    for ((first, kernel), report) in machines.iter().zip(reports) {
         let report = report?;
         for check in checks.iter().filter(|check| check.first == *first) {
             let (ended, output) = report.of(&check.name);
@@ -290,20 +285,30 @@ fn cargo(arguments: &[&str], selection: impl Fn(&str, bool) -> bool) -> Result<V
     Ok(found)
 }
 
-/// Runs a program to its end; its output is shown where it fails.
-fn step(program: &str, arguments: &[&str], directory: &Path) -> Result<Vec<u8>> {
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(directory)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {program}"))?;
-    ensure!(
-        output.status.success(),
-        "`{program} {}` ended with {}\n{}",
-        arguments.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output.stdout)
+/// Makes the tree of the disk with what is to be run: the program, the suites and the
+/// lists of checks.
+fn fill_load(tree: &Path, built: &Built, checks: &[Check]) -> Result<()> {
+    let _ = fs::remove_dir_all(tree);
+    fs::create_dir_all(tree.join("suites"))?;
+    fs::copy(&built.stockade, tree.join("stockade")).context("copying the program")?;
+    for (name, path) in &built.suites {
+        fs::copy(path, tree.join("suites").join(name)).with_context(|| format!("copying {name}"))?;
+    }
+    fs::write(tree.join("root"), workspace()?.display().to_string())?;
+    for first in [First::Guest, First::Manager] {
+        let own = checks.iter().filter(|check| check.first == first);
+        let lines: Vec<String> = own.map(|check| format!("{}\t{}\n", check.name, check.command)).collect();
+        fs::write(tree.join(first.list()), lines.concat())?;
+    }
+    Ok(())
+}
+
+/// Makes the disks and archives that machines with these kernels start from.
+fn prepare(work: &Path, kernels: &[Kernel]) -> Result<()> {
+    let mut script = Command::new("sh");
+    script.args(["-euc", include_str!("prepare.sh"), "prepare"]).arg(work).arg(include_str!("guest.sh"));
+    script.arg(workspace()?).args(kernels.iter().flat_map(|kernel| [kernel.name, kernel.release]));
+    let status = script.stdin(Stdio::null()).status().context("cannot start sh")?;
+    ensure!(status.success(), "the machines cannot be prepared: {status}");
+    Ok(())
 }
