@@ -2,75 +2,40 @@
 //! any registry. The same packages give the same bytes, so the image is named by
 //! its content.
 //!
-//! The work is that of mmdebstrap(1); what is in the image is said here.
+//! mmdebstrap(1) does the work; this module and the lists in `image/` define the content.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use sha2::{Digest, Sha256};
 
-/// The release that it is made of.
+use crate::dist::output_of;
+
+/// Debian release of the image.
 pub const SUITE: &str = "bookworm";
 
-/// What is in it beside a minimal system.
-const PACKAGES: &[&str] = &[
-    "bash",
-    "build-essential",
-    "ca-certificates",
-    "curl",
-    "git",
-    "less",
-    "nodejs",
-    "npm",
-    "patch",
-    "pkg-config",
-    "procps",
-    "python3",
-    "python3-pip",
-    "python3-venv",
-    "unzip",
-    "xz-utils",
-];
+/// Packages besides those of a minimal system.
+const PACKAGES: &str = include_str!("image/packages");
 
-/// What nobody reads inside.
+/// Paths that are left out, because no program reads them inside.
 const LEFT_OUT: &[&str] = &["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
-/// Packages of Java cannot be set up where there is no directory for their pages.
+/// Packages of Java cannot be set up without a directory for their pages.
 const FIRST_STEP: &str = r#"install --directory "$1/usr/share/man/man1""#;
 
-/// Whom commands run as, and where they find a workspace to be mounted.
+/// Makes the user of commands, and the mount point of the workspace.
 const LAST_STEPS: &[&str] = &[
     r#"chroot "$1" useradd --create-home --uid 1000 --shell /bin/bash agent"#,
     r#"install --directory --owner=1000 --group=1000 "$1/workspace""#,
 ];
 
-/// No file is newer, so that the day of the making does not show
-/// (2025-01-01; `SOURCE_DATE_EPOCH` says otherwise).
+/// Newest modification time, so that the image does not depend on the day of its build
+/// (2025-01-01; `SOURCE_DATE_EPOCH` overrides it).
 const NEWEST: &str = "1735689600";
 
-/// What the tests' own image has: it is made in seconds, and nothing in it is set up.
-const SMALL: &[&str] = &[
-    "bash",
-    "coreutils",
-    "curl",
-    "findutils",
-    "git",
-    "grep",
-    "hostname",
-    "iproute2",
-    "iputils-ping",
-    "mount",
-    "procps",
-    "python3",
-    "sed",
-    "tar",
-    "util-linux",
-];
+/// Packages of the image for tests. It is made in seconds, because no package is set up.
+const SMALL_PACKAGES: &str = include_str!("image/small_packages");
 
-/// What packages would do when they are set up: users, and programs of those names.
+/// Does the parts of the set-up that tests need: users, and programs of these names.
 const SMALL_STEPS: &[&str] = &[
     r#"ln --symbolic --force bash "$1/bin/sh""#,
     r#"[ ! -e "$1/usr/bin/gcc" ] || ln --symbolic --force gcc "$1/usr/bin/cc""#,
@@ -91,10 +56,10 @@ pub fn build(arguments: &[String]) -> Result<()> {
         _ => bail!("usage: cargo xtask image [--small] [--with PACKAGE,...] FILE.tar"),
     };
     let (variant, packages, (hook, steps)) = match is_small {
-        true => ("extract", SMALL, ("extract", SMALL_STEPS)),
+        true => ("extract", SMALL_PACKAGES, ("extract", SMALL_STEPS)),
         false => ("minbase", PACKAGES, ("customize", LAST_STEPS)),
     };
-    let packages: Vec<&str> = packages.iter().copied().chain(more).collect();
+    let packages: Vec<&str> = packages.lines().chain(more).collect();
     let newest = std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| NEWEST.to_owned());
     let mut command = Command::new("mmdebstrap");
     command.env("SOURCE_DATE_EPOCH", newest).env_remove("TMPDIR");
@@ -107,20 +72,7 @@ pub fn build(arguments: &[String]) -> Result<()> {
     if !status.success() {
         bail!("mmdebstrap ended with {status}");
     }
-    writeln!(std::io::stdout(), "{}", digest(Path::new(path))?)?;
+    let sum = output_of(Command::new("sha256sum").arg(path))?;
+    println!("sha256:{}", sum.split(' ').next().unwrap_or_default());
     Ok(())
-}
-
-/// `sha256:` and the digits of a file.
-fn digest(path: &Path) -> Result<String> {
-    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (mut hasher, mut block) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut block)? {
-            0 => break,
-            length => hasher.update(&block[..length]),
-        }
-    }
-    let digits: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("sha256:{digits}"))
 }

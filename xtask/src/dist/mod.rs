@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sha2::{Digest as _, Sha256};
 
 use files::PackedFile;
 
@@ -168,7 +167,8 @@ fn write_artifacts(content: &ReleaseContent, output: &Path) -> Result<Vec<PathBu
     let sbom = output.join(format!("{base}.cdx.json"));
     fs::write(&sbom, &content.sbom)?;
     let mut artifacts = vec![archive, package, sbom];
-    let sums = checksums(&artifacts)?;
+    let names = artifacts.iter().filter_map(|artifact| artifact.file_name());
+    let sums = output_of(Command::new("sha256sum").args(names).current_dir(output))?;
     artifacts.push(output.join("SHA256SUMS"));
     fs::write(output.join("SHA256SUMS"), sums)?;
     Ok(artifacts)
@@ -190,19 +190,8 @@ fn archive_files(content: &ReleaseContent) -> Vec<PackedFile> {
     files
 }
 
-/// Returns the lines that sha256sum(1) checks.
-fn checksums(paths: &[PathBuf]) -> Result<String> {
-    let mut lines = String::new();
-    for path in paths {
-        let digits: String = Sha256::digest(fs::read(path)?).iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = path.file_name().context("an artifact is a file")?.to_string_lossy();
-        lines.push_str(&format!("{digits}  {name}\n"));
-    }
-    Ok(lines)
-}
-
 /// Runs a program, and returns its output as text.
-fn output_of(command: &mut Command) -> Result<String> {
+pub fn output_of(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start {name}"))?;
