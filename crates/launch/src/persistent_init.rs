@@ -243,8 +243,8 @@ fn plan_mount_kinds(
     for (path, name) in PRIVATE_TREE_NAMES.iter().filter(|(path, _)| is_there(Path::new(path))) {
         natures.insert(PathBuf::from(path), MountKind::Private(name));
     }
-    let is_there = |path: &&&str| path.starts_with("/proc") && Path::new(path).symlink_metadata().is_ok();
-    natures.extend(KERNEL_MASKS.iter().filter(is_there).map(|path| (PathBuf::from(path), MountKind::Masked)));
+    let is_there = |path: &&str| path.starts_with("/proc") && Path::new(path).symlink_metadata().is_ok();
+    natures.extend(KERNEL_MASKS.names().filter(is_there).map(|path| (PathBuf::from(path), MountKind::Masked)));
     for (inside, from) in system.iter().filter(|(_, from)| is_plain_directory(from)) {
         natures.insert(inside.clone(), MountKind::Brought { from: from.clone(), writable: false });
     }

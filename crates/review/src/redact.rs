@@ -8,29 +8,13 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
-use stockade_model::table_rows;
+use stockade_model::{NameList, table_rows};
 
 /// Replacement of a secret.
 pub(crate) const REDACTION_MARK: &str = "[secret]";
 
 /// Parts of names, in lower case, whose value is a secret.
-const SECRET_NAME_PARTS: &[&str] = &[
-    "token",
-    "secret",
-    "password",
-    "passwd",
-    "passphrase",
-    "apikey",
-    "api_key",
-    "api-key",
-    "_key",
-    "-key",
-    "credential",
-    "private_key",
-    "access_key",
-    "authorization",
-    "cookie",
-];
+const SECRET_NAME_PARTS: NameList = NameList::new(include_str!("secret_name_parts.txt"));
 /// Words that a secret always follows.
 const PASSWORD_WORDS: &[&str] = &["password", "passwd", "passphrase"];
 /// Programs, and commands of programs, whose `-p` takes a password.
@@ -107,7 +91,7 @@ impl SecretRedactor {
 fn names_a_secret(lower: &str) -> bool {
     let ends =
         |part: &str| lower == part || lower.ends_with(&format!("-{part}")) || lower.ends_with(&format!("_{part}"));
-    SECRET_NAME_PARTS.iter().any(|part| lower.contains(part))
+    SECRET_NAME_PARTS.names().any(|part| lower.contains(part))
         || lower == "auth"
         || lower.ends_with("key")
         || ends("pass")

@@ -91,18 +91,6 @@ impl HttpRefusal {
     }
 }
 
-/// Returns the refusal for an error in the client's message; `None` if the client cannot get one.
-pub(crate) fn refusal_of(trouble: &MessageError) -> Option<HttpRefusal> {
-    match trouble {
-        MessageError::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
-            Some(HttpRefusal::new(431, *why))
-        }
-        MessageError::Malformed(why) => Some(HttpRefusal::new(400, *why)),
-        MessageError::Slow => Some(HttpRefusal::new(408, "the request took too long")),
-        MessageError::Broken(_) => None,
-    }
-}
-
 /// Forwards a request and returns its answer.
 pub(crate) async fn forward_exchange(
     client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,

@@ -5,6 +5,8 @@
 //!
 //! Facts: RFC 9110 and RFC 9112.
 
+use stockade_model::NameList;
+
 /// Longest head, in bytes.
 pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Most fields of a head.
@@ -98,33 +100,14 @@ pub fn has_word(fields: &[HeaderField], name: &str, word: &str) -> bool {
 }
 
 /// Fields that determine the end, the target, the purpose or the next protocol of a message.
-const GUARDED_FIELDS: &[&str] = &[
-    "authorization",
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-original-url",
-    "x-rewrite-url",
-];
+const GUARDED_FIELDS: NameList = NameList::new(include_str!("../../data/guarded_fields.txt"));
 
 /// Returns whether some servers take a field of this name for another one. Gateways to programs
 /// (CGI and similar) make the same variable of `_`, `.` and `-`.
 fn is_misspelt(name: &str) -> bool {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let read: String = name.chars().map(letter).collect();
-    GUARDED_FIELDS.contains(&read.as_str()) && !read.eq_ignore_ascii_case(name)
+    GUARDED_FIELDS.contains(&read) && !read.eq_ignore_ascii_case(name)
 }
 
 /// Returns the length in the fields. Both kinds of length, or one of them twice, are refused.
@@ -300,7 +283,7 @@ pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(lines, &mut headers) {
         Ok(httparse::Status::Complete((length, fields))) if length == lines.len() => {
-            let is_guarded = |name: &str| GUARDED_FIELDS.iter().any(|guarded| name.eq_ignore_ascii_case(guarded));
+            let is_guarded = |name: &str| GUARDED_FIELDS.contains(name.to_ascii_lowercase());
             let odd = |h: &httparse::Header<'_>| is_guarded(h.name) || is_misspelt(h.name);
             if fields.iter().any(odd) { Err("a header field is not allowed after the body") } else { Ok(()) }
         }
