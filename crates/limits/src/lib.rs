@@ -16,6 +16,7 @@ mod file_size;
 mod freeze;
 mod group;
 mod hierarchy;
+mod numbers;
 mod persistent;
 mod processes;
 mod quotas;
@@ -33,6 +34,7 @@ use stockade_model::{AttemptPlan, IsolationLevel, LayerReport, LayerState, Limit
 
 pub use file_size::{make_room, small_disk};
 pub use group::ControlGroup;
+pub use numbers::parse_written_bytes;
 pub use processes::{ParentLister, ProcessIdentity};
 pub use quotas::{NamespaceQuota, compute_quotas};
 pub use raising::{FIRST_LIMIT_QUESTION, LimitEvent};
