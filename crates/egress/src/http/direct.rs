@@ -53,11 +53,7 @@ pub(crate) fn split_absolute_target(target: &str) -> Option<(&str, String)> {
 
 /// Checks that a request is for exactly this target. If an address `serves_all`, the request may be
 /// for any name.
-pub(crate) fn check_target(
-    request: &mut RequestHead,
-    target: &NetworkTarget,
-    serves_all: bool,
-) -> Result<(), HttpRefusal> {
+pub fn check_target(request: &mut RequestHead, target: &NetworkTarget, serves_all: bool) -> Result<(), HttpRefusal> {
     let elsewhere = |what: &str| {
         HttpRefusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };

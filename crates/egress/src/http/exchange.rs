@@ -41,7 +41,7 @@ pub(crate) struct HttpPeer<R, W> {
 
 /// Answer of the egress proxy itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HttpRefusal {
+pub struct HttpRefusal {
     pub(crate) status: u16,
     /// Explanation for the person who reads it.
     pub(crate) text: String,
