@@ -336,17 +336,11 @@ fn prepare_full(
     steps.extend(launch_options.has_borrowed_layers().then_some(InitStep::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
-    for attachment in attachments {
-        if matches!(attachment.mount_kind, MountKind::Hidden(_)) {
-            hidden.push(PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes())));
-            watched.push(attachment.placeholder.clone());
-        }
-        let is_devices = attachment.mount_kind == MountKind::Devices;
-        steps.push(InitStep::Attach(attachment));
-        if is_devices {
-            steps.push(InitStep::Devices(find_devices()?));
-        }
+    for attachment in attachments.iter().filter(|attachment| matches!(attachment.mount_kind, MountKind::Hidden(_))) {
+        hidden.push(attachment.own_path());
+        watched.push(attachment.placeholder.clone());
     }
+    steps.extend(attach_steps(attachments)?);
     if !watched.is_empty() {
         steps.push(InitStep::Watch(watched));
     }
@@ -361,6 +355,19 @@ fn prepare_full(
         private_directory: None,
         mapped_by_caller,
     })
+}
+
+/// Returns the steps that attach these objects.
+pub(super) fn attach_steps(attachments: Vec<MountAttachment>) -> Result<Vec<InitStep>, LaunchError> {
+    let mut steps = Vec::with_capacity(attachments.len() + 1);
+    for attachment in attachments {
+        let is_devices = attachment.mount_kind == MountKind::Devices;
+        steps.push(InitStep::Attach(attachment));
+        if is_devices {
+            steps.push(InitStep::Devices(find_devices()?));
+        }
+    }
+    Ok(steps)
 }
 
 /// Number of [`first_steps`].
@@ -508,7 +515,7 @@ pub(super) fn private_trees(attachments: &[MountAttachment]) -> Vec<PrivateTree>
     let tree = |path: PathBuf, kernel_allows| PrivateTree { path, kernel_allows };
     let mut trees = Vec::new();
     for attachment in attachments {
-        let path = PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes()));
+        let path = attachment.own_path();
         match &attachment.mount_kind {
             MountKind::Private(_) | MountKind::Kept => trees.push(tree(path, attachment.kernel_allows)),
             MountKind::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),

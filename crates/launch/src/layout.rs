@@ -180,6 +180,10 @@ impl MountAttachment {
         is_written(&self.mount_kind)
     }
 
+    pub(super) fn own_path(&self) -> PathBuf {
+        PathBuf::from(OsStr::from_bytes(self.path.as_bytes()))
+    }
+
     /// Returns the path without its leading slash, for a lookup beneath a root.
     pub(super) fn relative_path(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")

@@ -20,8 +20,8 @@ use stockade_sys::landlock::{self, Ruleset, access};
 use stockade_limits::compute_quotas;
 
 use super::blueprint::{
-    Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, first_steps, may_map_for_others,
-    private_trees, scratch_entries,
+    Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, attach_steps, first_steps,
+    may_map_for_others, private_trees, scratch_entries,
 };
 use super::command::{PreparedCommand, every_candidate};
 use super::error::LaunchError;
@@ -217,13 +217,7 @@ fn build_steps(
         InitStep::Root { size },
         InitStep::Scratch(scratch_entries(&attachments, &launch_options)?),
     ]);
-    for attachment in attachments {
-        let is_devices = attachment.mount_kind == MountKind::Devices;
-        steps.push(InitStep::Attach(attachment));
-        if is_devices {
-            steps.push(InitStep::Devices(find_devices()?));
-        }
-    }
+    steps.extend(attach_steps(attachments)?);
     steps.extend([InitStep::SwapRoot, InitStep::HoldWalls, InitStep::DropPrivileges]);
     Ok(steps)
 }
