@@ -162,8 +162,8 @@ impl RequestHead {
 
     /// Returns the head to forward.
     pub fn encode_head(&self) -> Vec<u8> {
-        let line = format!("{} {} HTTP/1.{}\r\n", self.method, self.target, self.minor);
-        encode_fields(line, &self.fields)
+        let line = format!("{} {} HTTP/1.{}", self.method, self.target, self.minor);
+        encode_lines(line.into_bytes(), &self.fields, |_| {})
     }
 
     /// Returns whether the client keeps the connection open for further requests.
@@ -228,18 +228,7 @@ impl ResponseHead {
         let mut reason = self.reason.clone().into_bytes();
         change(&mut reason);
         let status = format!("HTTP/1.{} {} ", self.minor, self.status).into_bytes();
-        let mut out = [status, reason, b"\r\n".to_vec()].concat();
-        for field in &self.fields {
-            let mut line = [field.name.as_bytes(), b": ", &field.value].concat();
-            if !says_length(field) {
-                change(&mut line);
-                line[field.name.len()..][..2].copy_from_slice(b": ");
-            }
-            out.extend(line);
-            out.extend(b"\r\n");
-        }
-        out.extend(b"\r\n");
-        out
+        encode_lines([status, reason].concat(), &self.fields, change)
     }
 
     /// Returns whether the server keeps the connection open for further answers.
@@ -262,12 +251,16 @@ fn is_kept(minor: u8, fields: &[HeaderField]) -> bool {
     }
 }
 
-fn encode_fields(line: String, fields: &[HeaderField]) -> Vec<u8> {
-    let mut out = line.into_bytes();
+/// Returns a head, with `change` applied to each field that does not determine the end of the body.
+fn encode_lines(mut out: Vec<u8>, fields: &[HeaderField], change: impl Fn(&mut [u8])) -> Vec<u8> {
+    out.extend(b"\r\n");
     for field in fields {
-        out.extend(field.name.as_bytes());
-        out.extend(b": ");
-        out.extend(&field.value);
+        let mut line = [field.name.as_bytes(), b": ", &field.value].concat();
+        if !says_length(field) {
+            change(&mut line);
+            line[field.name.len()..][..2].copy_from_slice(b": ");
+        }
+        out.extend(line);
         out.extend(b"\r\n");
     }
     out.extend(b"\r\n");
