@@ -152,7 +152,7 @@ impl LaunchingSandbox {
     /// [`LaunchError`] if the layers cannot be passed.
     pub fn lend_layers(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
         // Done here, because the init has much other work meanwhile.
-        if let Some(rules) = &self.blueprint.ruleset {
+        if let Some(rules) = &self.blueprint.parts.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
                 let names = merged.directories.iter();
                 allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| {
@@ -241,9 +241,9 @@ pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result
     drop(blocked);
     drop((control_inside, gate_inside));
 
-    let private_directory = blueprint.private_directory.take();
+    let private_directory = blueprint.parts.private_directory.take();
     let launched = LaunchedSandbox::new(init, control, gate, &blueprint, private_directory);
-    if blueprint.mapped_by_caller {
+    if blueprint.parts.mapped_by_caller {
         map_identity(launched.init_pid, launched.control.as_fd())?;
     }
     Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Own(Box::new(blueprint)), knows_groups: false })
@@ -260,7 +260,7 @@ pub(super) fn begin_early(
     stdio: CommandStdio<'_>,
 ) -> Result<LaunchingSandbox, LaunchError> {
     let launched = LaunchedSandbox::new(init, control, gate, blueprint, None);
-    let rules = blueprint.ruleset.as_ref().ok_or(LaunchError::Lost)?;
+    let rules = blueprint.parts.ruleset.as_ref().ok_or(LaunchError::Lost)?;
     let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, rules.as_fd()];
     hand_over(LaunchMessage::Plan { umask }, launched.control.as_fd(), &descriptors, "hand over the plan")?;
     Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Published(blueprint), knows_groups: false })
@@ -558,7 +558,7 @@ impl LaunchedSandbox {
         let mut descriptors = descriptors.into_iter();
         let mut next = |part| if parts.has_flag(part) { descriptors.next().flatten() } else { None };
         self.temp = next(BuiltFlags::SCRATCH);
-        let paths = blueprint.hidden.clone();
+        let paths = blueprint.parts.hidden.clone();
         self.hidden_reads = next(BuiltFlags::HIDDEN_WATCHES).map(|inotify| HiddenReads { inotify, paths });
         let names = next(BuiltFlags::DNS_SOCKET);
         let unreachable = [next(BuiltFlags::UNREACHABLE_V4), next(BuiltFlags::UNREACHABLE_V6)];

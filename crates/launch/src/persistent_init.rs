@@ -87,10 +87,10 @@ impl PersistentNamespaces {
         let steps = build_steps(root_spec, build_root_entries(root_spec, &system)?, attachments, leaves_groups)?;
         let alone = steps.len();
         let parts = LevelParts {
-            ruleset: None,
+            steps,
             private_trees: private_trees.clone(),
             mapped_by_caller: leaves_groups,
-            ..LevelParts::from_steps(steps)
+            ..LevelParts::default()
         };
         let blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, None, abi)?;
         let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -139,10 +139,11 @@ impl PersistentNamespaces {
         // and connect by any name within.
         let rules = Ruleset::new(self.abi, access::change_rights(self.abi), 0, 0).map_err(LaunchError::Landlock)?;
         let parts = LevelParts {
+            steps,
             ruleset: Some(rules),
             private_trees: self.private_trees.clone(),
             missing: self.missing_writable_paths(plan),
-            ..LevelParts::from_steps(steps)
+            ..LevelParts::default()
         };
         let mut blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, Some(command), self.abi)?;
         blueprint.isolation = NamespaceOwner::Standing;
