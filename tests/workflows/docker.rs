@@ -85,7 +85,7 @@ impl Tools {
     /// builds.
     fn archive(self) -> Result<PathBuf> {
         let mut key = DefaultHasher::new();
-        for part in ["image.rs", "image/packages", "image/small_packages"] {
+        for part in ["image.rs", "image/build.sh", "image/packages", "image/small_packages"] {
             let part = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/src").join(part);
             fs::read(&part).with_context(|| format!("reading {}", part.display()))?.hash(&mut key);
         }

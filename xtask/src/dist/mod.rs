@@ -156,7 +156,7 @@ fn write_artifacts(content: &ReleaseContent, output: &Path) -> Result<Vec<PathBu
 }
 
 /// Runs a program, and returns its output as text.
-pub fn output_of(command: &mut Command) -> Result<String> {
+fn output_of(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start {name}"))?;
