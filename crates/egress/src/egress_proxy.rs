@@ -115,7 +115,7 @@ impl EgressProxy {
         }
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
         let handle = runtime.handle().clone();
-        let events = Arc::new(EgressEventSink::new(setup.sink));
+        let events = Arc::new(EgressEventSink::new(Arc::clone(&setup.sink)));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // Without IPv6 in the sandbox, its addresses would only make programs wait. If another
         // egress proxy dials, one address is sufficient; with two, a resolver would try each.
@@ -123,14 +123,7 @@ impl EgressProxy {
             Some(dns) => is_v6(&dns.udp),
             None => setup.connector.is_none() && has_own_v6(),
         };
-        let name_server = Arc::new(NameServer::new(
-            Arc::clone(&setup.names),
-            Arc::clone(&setup.policy),
-            Arc::clone(&setup.resolver),
-            Arc::clone(&events),
-            has_v6,
-            setup.rules.upstream.clone(),
-        ));
+        let name_server = Arc::new(NameServer::new(&setup, Arc::clone(&events), has_v6));
         let meter = Arc::new(TrafficMeter::new(&setup.rules.limits, descriptors));
         let shared = Arc::new(ProxyShared {
             rules: setup.rules,

@@ -300,7 +300,8 @@ fn build_root_entries(
     let mut entries = Vec::new();
     for (inside, from) in system {
         match from.read_link() {
-            Ok(text) => entries.push(ScratchEntry::Link(c_string(text.as_os_str())?, beneath_root(inside)?)),
+            Ok(text) => entries
+                .push(ScratchEntry::Link(c_string(text.as_os_str())?, c_string(relative_to_root(inside).as_os_str())?)),
             Err(_) => drop(directories.insert(relative_to_root(inside))),
         }
     }
@@ -316,10 +317,6 @@ fn build_root_entries(
 
 fn relative_to_root(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
-}
-
-fn beneath_root(path: &Path) -> Result<CString, LaunchError> {
-    c_string(relative_to_root(path).as_os_str())
 }
 
 /// Returns the rights that every command has without the broker: on the private trees and the

@@ -153,20 +153,17 @@ impl fmt::Debug for ProcessCensus {
 
 impl ProcessCensus {
     pub(super) fn new(init: u32, beside: ParentLister) -> Self {
-        let (orphans, beside_bytes) = (HashMap::new(), HashMap::new());
-        let (written, cpu) = (MonotonicCount::default(), MonotonicCount::default());
-        let init_bytes = None;
         Self {
             init,
             beside,
-            init_bytes,
+            init_bytes: None,
             written_before: 0,
-            orphans,
+            orphans: HashMap::new(),
             written_beside: 0,
-            beside_bytes,
+            beside_bytes: HashMap::new(),
             cancelled: 0,
-            written,
-            cpu,
+            written: MonotonicCount::default(),
+            cpu: MonotonicCount::default(),
         }
     }
 

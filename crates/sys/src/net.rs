@@ -199,7 +199,7 @@ pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
     };
-    set_socket_option(socket.as_fd(), level, option, 1)?;
+    set_option(socket.as_fd(), level, option, &[1])?;
     Ok(socket)
 }
 
@@ -259,16 +259,12 @@ fn bind_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
     let socket = internet_socket(address_family(at), kind)?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
-        set_socket_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)?;
+        set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, &[1])?;
     } else {
-        set_socket_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, 1)?;
+        set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, &[1])?;
     }
     bind(&socket, &at)?;
     Ok(socket)
-}
-
-fn set_socket_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32) -> Result<(), Errno> {
-    set_option(socket, level, option, &[value])
 }
 
 /// Lets programs without capabilities bind every port of the calling thread's network namespace.

@@ -4,7 +4,6 @@
 //! This module must not know subcommands: the binary itself writes its manual pages and
 //! completions.
 
-mod check;
 mod elf;
 mod sbom;
 
@@ -54,7 +53,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for artifact in &artifacts {
         println!("{}", artifact.display());
     }
-    if arguments.check { check::try_artifacts(&output) } else { Ok(()) }
+    if arguments.check { try_artifacts(&output) } else { Ok(()) }
 }
 
 fn parse_arguments(arguments: &[String]) -> Result<DistArgs> {
@@ -153,6 +152,23 @@ fn write_artifacts(content: &ReleaseContent, output: &Path) -> Result<Vec<PathBu
     script.args(["-euc", include_str!("pack.sh"), "pack"]).arg(tree).arg(crate::workspace()?.join(CONTROL_FILES));
     let paths = output_of(script.arg(output).args([VERSION, &content.epoch.to_string()]))?;
     Ok(paths.lines().map(PathBuf::from).collect())
+}
+
+/// Installs the artifacts in fresh minimal Debian systems, runs the first command there, and compares
+/// the files of the system before and after. A script does the work, because it consists of programs
+/// of the system.
+///
+/// # Errors
+/// An error if a trial fails, or if this machine cannot make a system to try them in.
+fn try_artifacts(output: &Path) -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "--check makes system trees, and needs root for that");
+    // All mounts of the trials end with this namespace.
+    let mut script = Command::new("unshare");
+    script.args(["--mount", "--propagation=private", "sh", "-euc", include_str!("check.sh"), "check"]);
+    script.arg(output).args([crate::image::SUITE, include_str!("check_inside.sh")]);
+    let status = script.status().context("cannot start unshare")?;
+    ensure!(status.success(), "a test of the artifacts failed: {status}");
+    Ok(())
 }
 
 /// Runs a program, and returns its output as text.

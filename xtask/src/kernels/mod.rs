@@ -193,60 +193,23 @@ impl<'a> Wanted<'a> {
         Ok(Self { kernels, suites, firsts })
     }
 
+    /// Returns the checks of `checks.txt`, and the suites where nothing else runs.
     fn checks(&self) -> Vec<Check> {
-        let all = self.firsts.iter().flat_map(|first| match first {
-            First::Guest => alone(&self.suites),
-            First::Manager => managed(),
-        });
-        all.collect()
+        let mut checks = Vec::new();
+        for first in self.firsts.iter().copied() {
+            let rows = include_str!("checks.txt").lines().filter_map(|row| row.split_once('\t'));
+            let own = rows.filter(|(list, _)| *list == first.list()).filter_map(|(_, row)| row.split_once('\t'));
+            checks.extend(own.map(|(name, command)| Check { first, name: name.into(), command: command.into() }));
+            let suites = self.suites.iter().filter(|_| first == First::Guest);
+            checks.extend(suites.map(|Suite { target, only, .. }| {
+                // That suite has a harness of its own.
+                let more = if *target == "escape" { "--all" } else { "--nocapture --test-threads=2" };
+                let name = format!("{target} {only}").trim_end().to_owned();
+                Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
+            }));
+        }
+        checks
     }
-}
-
-/// Where nothing else runs.
-fn alone(suites: &[Suite<'_>]) -> Vec<Check> {
-    let first = First::Guest;
-    let run = "\"$STOCKADE_BIN\" run -- sh -c 'echo ran; exit 7'; [ $? = 7 ]";
-    let mut checks = vec![
-        Check { first, name: "doctor".to_owned(), command: "\"$STOCKADE_BIN\" doctor".to_owned() },
-        Check { first, name: "run as root".to_owned(), command: format!("mkdir /tmp/w && cd /tmp/w && {run}") },
-        Check {
-            first,
-            name: "run as a user".to_owned(),
-            command: format!("as_user 'mkdir -p ~/w && cd ~/w && {}'", run.replace('\'', "'\\''")),
-        },
-    ];
-    checks.extend(suites.iter().map(|Suite { target, only, .. }| {
-        // That suite has a harness of its own.
-        let more = if *target == "escape" { "--all" } else { "--nocapture --test-threads=2" };
-        let name = format!("{target} {only}").trim_end().to_owned();
-        Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
-    }));
-    checks
-}
-
-/// Beside the user's own service manager: a limit that a control group alone holds is
-/// held by a scope of that, a restart of it makes no difference, and nothing is left
-/// of the scope. Without the manager's socket the same run is refused.
-fn managed() -> Vec<Check> {
-    let check = |name: &str, script: &str| {
-        let ready = "export XDG_RUNTIME_DIR=/run/user/$(id -u); \
-                     for _ in $(seq 600); do [ -S $XDG_RUNTIME_DIR/bus ] && [ -S $XDG_RUNTIME_DIR/systemd/private ] && break; sleep 0.2; done; \
-                     mkdir -p ~/w; cd ~/w; set -ex;";
-        Check { first: First::Manager, name: name.to_owned(), command: format!("as_user '{ready} {script}'") }
-    };
-    let run = "\"$STOCKADE_BIN\" run --mode never --limit cpus=0.5 --limit memory=200MiB";
-    let held = "grep -q \"cpus 0.5: control group v2\" out.json; grep -q \"memory 200MiB: control group v2\" out.json;";
-    vec![
-        check("doctor of a user", "\"$STOCKADE_BIN\" doctor | tee doctor; grep -q \"asked for a scope\" doctor"),
-        check("no manager", &format!("! XDG_RUNTIME_DIR=/nowhere {run} -- true")),
-        check("a scope at full", &format!("{run} --json=out.json -- true; {held}")),
-        check("a scope at restricted", &format!("{run} --level restricted --json=out.json -- true; {held}")),
-        check(
-            "no scope is left",
-            "for _ in $(seq 100); do units=$(systemctl --user list-units --all --plain); \
-             echo \"$units\" | grep -q init.scope; echo \"$units\" | grep stockade- || exit 0; sleep 0.2; done; exit 1",
-        ),
-    ]
 }
 
 /// Builds the program under test and the suites.

@@ -24,7 +24,7 @@ use crate::accept::{accept_next, async_listener};
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::ports::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
+use crate::ports::{EgressCaller, EgressPolicy, EgressProxySetup, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".
@@ -58,24 +58,17 @@ pub(crate) struct NameServer {
 }
 
 impl NameServer {
-    pub(crate) fn new(
-        names: Arc<HostNameTable>,
-        policy: Arc<dyn EgressPolicy>,
-        resolver: Arc<dyn NameResolver>,
-        events: Arc<EgressEventSink>,
-        has_v6: bool,
-        upstream: Option<UpstreamProxy>,
-    ) -> Self {
+    pub(crate) fn new(setup: &EgressProxySetup, events: Arc<EgressEventSink>, has_v6: bool) -> Self {
         Self {
-            names,
-            policy,
-            resolver,
+            names: Arc::clone(&setup.names),
+            policy: Arc::clone(&setup.policy),
+            resolver: Arc::clone(&setup.resolver),
             events,
             known: Mutex::default(),
             lookups: Semaphore::new(LOOKUPS_MAX),
             connections: Semaphore::new(CONNECTIONS_MAX),
             has_v6,
-            upstream,
+            upstream: setup.rules.upstream.clone(),
         }
     }
 

@@ -197,18 +197,11 @@ async fn serve_request(
     // Approval of an address includes every name that it serves.
     let serves_all =
         admission.target.host.name().is_none() && !admission.shared.rules.requires_inspection(admission.target);
-    check_target(&mut request, admission.target, serves_all).map_err(|refusal| {
+    check_target(&mut request, admission.target, serves_all).inspect_err(|refusal| {
         if refusal.status == 403 {
-            let object = admission.target.to_string();
-            admission.shared.events.report_denial(
-                DeniedOperation::Connect,
-                object,
-                admission.caller,
-                &refusal.text,
-                None,
-            );
+            let (events, object) = (&admission.shared.events, admission.target.to_string());
+            events.report_denial(DeniedOperation::Connect, object, admission.caller, &refusal.text, None);
         }
-        refusal
     })?;
     admission.check_upgrade(&request)?;
     let admitted = admission.admit_request(&mut request, &mut client.reader).await;

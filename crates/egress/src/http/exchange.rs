@@ -63,7 +63,6 @@ impl HttpRefusal {
         let reason = match self.status {
             400 => "Bad Request",
             403 => "Forbidden",
-            405 => "Method Not Allowed",
             408 => "Request Timeout",
             429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
