@@ -124,13 +124,11 @@ async fn forward_request(
     mut request: RequestHead,
 ) -> Result<ExchangeOutcome, ConnectionFault> {
     let authority = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
-    let target = match authority {
-        Some((host, port)) => NetworkTarget { host, port: port.unwrap_or(80) },
-        None => {
-            let why = "a proxy request needs `http://HOST/...`, or CONNECT for everything else";
-            return Err(HttpRefusal::new(400, why).into());
-        }
+    let Some((host, port)) = authority else {
+        let why = "a proxy request needs `http://HOST/...`, or CONNECT for everything else";
+        return Err(HttpRefusal::new(400, why).into());
     };
+    let target = NetworkTarget { host, port: port.unwrap_or(80) };
     let guard = ConnectionGuard::new(&shared.edge.secrets, &target, false);
     let guard = guard.as_ref();
     let admission = RequestAdmission { shared, target: &target, caller, is_encrypted: false };
