@@ -121,10 +121,10 @@ pub struct Docker {
 impl Docker {
     pub fn start(tools: Tools) -> Result<Self> {
         let archive = tools.archive()?;
-        let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp")?;
-        let engine = ContainerEngine::start(EngineKind::Docker, &place.path().join("engine"))?;
+        let engine_directory = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp")?;
+        let engine = ContainerEngine::start(EngineKind::Docker, &engine_directory.path().join("engine"))?;
         // As where an ordinary user may use the engine of the machine.
-        for directory in [place.path(), &place.path().join("engine")] {
+        for directory in [engine_directory.path(), &engine_directory.path().join("engine")] {
             fs::set_permissions(directory, Permissions::from_mode(0o755))?;
         }
         fs::set_permissions(engine.socket_path(), Permissions::from_mode(0o666))?;
@@ -139,7 +139,7 @@ impl Docker {
             let missing: Vec<&&str> = FEW.iter().filter(|program| !programs.contains(**program)).collect();
             ensure!(missing.is_empty(), "the image was to have {missing:?}");
         }
-        Ok(Self { engine, image, programs, _place: place })
+        Ok(Self { engine, image, programs, _place: engine_directory })
     }
 
     /// Whether a program is in the image.
@@ -212,7 +212,7 @@ pub struct Sandbox<'a> {
 }
 
 /// What a command said, and its outcome.
-pub struct Told {
+pub struct CommandReport {
     pub output: ProgramOutput,
     pub outcome: Value,
 }
@@ -236,7 +236,7 @@ impl<'a> Sandbox<'a> {
     }
 
     /// Runs a script. Nobody is there to be asked.
-    pub fn run(&self, grants: &[String], script: &str) -> Result<Told> {
+    pub fn run(&self, grants: &[String], script: &str) -> Result<CommandReport> {
         let report = self.world.home().join("outcome.json");
         let json = format!("--json={}", report.display());
         let script = format!("export PATH={PATH}; cd {}\n{script}", self.inside);
@@ -245,7 +245,7 @@ impl<'a> Sandbox<'a> {
         words.extend([&self.id, "--", "sh", "-c", &script]);
         let output = self.sandbox(&words)?;
         let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome: {}", output.combined_text()))?;
-        Ok(Told { output, outcome: serde_json::from_str(&outcome)? })
+        Ok(CommandReport { output, outcome: serde_json::from_str(&outcome)? })
     }
 
     /// The directory that commands have as their home.

@@ -76,7 +76,7 @@ pub(crate) struct ProxyShared {
     pub(crate) meter: Arc<TrafficMeter>,
     pub(crate) buffers: RelayBuffers,
     pub(crate) name_server: Arc<NameServer>,
-    pub(crate) edge: Arc<PreparedInterception>,
+    pub(crate) interception: Arc<PreparedInterception>,
     pub(crate) arrivals: EgressListeners,
     pub(crate) drain_tracker: DrainTracker,
     /// See [`EgressProxySetup::connector`].
@@ -110,7 +110,7 @@ impl EgressProxy {
     /// # Errors
     /// See [`EgressProxyError`].
     pub fn start(setup: EgressProxySetup) -> Result<Self, EgressProxyError> {
-        if !setup.edge.is_prepared_for(&setup.rules) {
+        if !setup.interception.is_prepared_for(&setup.rules) {
             return Err(EgressProxyError::Unprepared);
         }
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
@@ -133,7 +133,7 @@ impl EgressProxy {
             meter,
             buffers: RelayBuffers::default(),
             name_server,
-            edge: setup.edge,
+            interception: setup.interception,
             arrivals: EgressListeners::new(setup.namespace),
             drain_tracker: DrainTracker::default(),
             connector: setup.connector,
@@ -263,7 +263,7 @@ impl ProxyShared {
         caller: &EgressCaller,
         permit: &EgressPermit,
     ) -> Result<EgressSession, DialError> {
-        let place = self.meter.acquire_outgoing_slot().map_err(|reached| {
+        let slot = self.meter.acquire_outgoing_slot().map_err(|reached| {
             report_limit(self, target, caller, reached);
             DialError::Refused { rule: reached.to_string() }
         })?;
@@ -273,7 +273,7 @@ impl ProxyShared {
             caller: caller.clone(),
             recorder: ConnectionRecorder::new(&self.events, caller, target, &permit.rule),
             speaking: Some(self.drain_tracker.start_guard()),
-            _place: place,
+            _slot: slot,
         })
     }
 
@@ -339,11 +339,11 @@ impl ProxyShared {
         dialled: SocketAddr,
         caller: EgressCaller,
     ) -> ConnectAnswer {
-        let place = self.meter.acquire_slot().map_err(|reached| DialError::Refused { rule: reached.to_string() })?;
+        let slot = self.meter.acquire_slot().map_err(|reached| DialError::Refused { rule: reached.to_string() })?;
         let (announced, arrival) = self.announce_connection(dialled).await?;
         let shared = Arc::clone(self);
         tokio::spawn(async move {
-            let _place = place;
+            let _slot = slot;
             if let Ok(Ok(inside)) = timeout(CLAIM_TIMEOUT, arrival).await {
                 shared.serve_client(service, caller, inside).await;
             }
@@ -388,6 +388,6 @@ impl ProxyShared {
         if let Some(connector) = &self.connector {
             return tunnel::connect_through_tunnel(&**connector, target, caller).await;
         }
-        dial_target(&self.resolver, &self.rules, self.edge.upstream_credentials(), target).await
+        dial_target(&self.resolver, &self.rules, self.interception.upstream_credentials(), target).await
     }
 }

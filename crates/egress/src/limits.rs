@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn places_are_given_back() {
+    async fn slots_are_released() {
         let meter = meter(EgressLimits { connections: Some(2), ..EgressLimits::default() });
         let first = meter.acquire_outgoing_slot().unwrap();
         let _second = meter.acquire_outgoing_slot().unwrap();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_take_the_time_that_the_rate_says() {
+    async fn bytes_take_the_time_of_the_rate_limit() {
         let meter = meter(EgressLimits { up_bytes_per_second: Some(100_000), ..EgressLimits::default() });
         let start = Instant::now();
         for _ in 0..100 {

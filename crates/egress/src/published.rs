@@ -39,7 +39,7 @@ pub(crate) async fn serve_listener(
 
 /// Forwards one connection into the sandbox. The limits of outgoing connections apply to it.
 async fn forward_connection(shared: Arc<ProxyShared>, outside: TcpStream, port: u16) {
-    let Ok(_place) = shared.meter.acquire_slot() else { return break_off(&outside) };
+    let Ok(_slot) = shared.meter.acquire_slot() else { return break_off(&outside) };
     let namespace = shared.arrivals.namespace();
     let Ok(Ok(inside)) = timeout(CONNECT_TIMEOUT, dial_inside(namespace, port)).await else {
         return break_off(&outside);

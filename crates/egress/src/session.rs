@@ -39,7 +39,7 @@ pub(crate) struct EgressSession {
     pub(crate) recorder: ConnectionRecorder,
     /// Present until the program has sent everything.
     pub(crate) speaking: Option<DrainGuard>,
-    pub(crate) _place: ConnectionSlot,
+    pub(crate) _slot: ConnectionSlot,
 }
 
 impl EgressSession {
@@ -108,7 +108,7 @@ impl EgressSession {
         let guard = match first {
             FirstBytesDecision::Tls(_) => None,
             _ if !is_checked => None,
-            _ => ConnectionGuard::new(&self.shared.edge.secrets, &self.target, false),
+            _ => ConnectionGuard::new(&self.shared.interception.secrets, &self.target, false),
         };
         let guard = guard.as_ref();
         let context = RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard };

@@ -117,13 +117,13 @@ pub(crate) async fn serve_listener(
     let listener = async_listener(listener)?;
     loop {
         let (stream, _) = accept_next(&listener).await;
-        let Ok(place) = shared.meter.acquire_slot() else {
+        let Ok(slot) = shared.meter.acquire_slot() else {
             break_off(&stream);
             continue;
         };
         let serving = Arc::clone(&shared).serve_client(service, EgressCaller::default(), stream);
         tokio::spawn(async move {
-            let _place = place;
+            let _slot = slot;
             serving.await;
         });
     }

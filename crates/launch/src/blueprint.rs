@@ -64,7 +64,7 @@ pub(super) enum NamespaceOwner {
     Own,
     /// They belong to a persistent sandbox. Its init reaps the command, and the command's parent
     /// stays outside.
-    Standing,
+    Persistent,
 }
 
 impl Blueprint {

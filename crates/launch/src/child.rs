@@ -164,7 +164,7 @@ fn hand_over(context: &BuildContext<'_>) -> Result<(), Errno> {
     context
         .isolation
         .as_ref()
-        .map_or(Ok(()), |isolation| LaunchMessage::Standing.send(context.control, &isolation.fds()))
+        .map_or(Ok(()), |isolation| LaunchMessage::Persistent.send(context.control, &isolation.fds()))
 }
 
 fn take_steps(steps: &[InitStep], which: Range<usize>, context: &mut BuildContext<'_>) -> Result<(), InitStepError> {
@@ -425,7 +425,7 @@ fn prepare_command(
     }
     done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
-    if plan.isolation == NamespaceOwner::Standing {
+    if plan.isolation == NamespaceOwner::Persistent {
         // From here on, the Landlock domain protects this process from its neighbours. The broker
         // must read the memory of this process.
         caps::make_transparent().map_err(|e| (7, e))?;
@@ -470,12 +470,12 @@ fn own_session(plan: &Blueprint, program: &PreparedCommand) -> Result<(), Errno>
     } else {
         setsid()?;
     }
-    if plan.level != IsolationLevel::Full || plan.isolation == NamespaceOwner::Standing {
+    if plan.level != IsolationLevel::Full || plan.isolation == NamespaceOwner::Persistent {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // A parent outside this PID namespace has no number here. A process with a parent number
         // was adopted.
-        let is_adopted = plan.isolation == NamespaceOwner::Standing && parent.is_some();
+        let is_adopted = plan.isolation == NamespaceOwner::Persistent && parent.is_some();
         if is_adopted || getppid() != parent {
             return Err(Errno::SRCH);
         }

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_table_compiles_and_every_entry_says_why() {
+    fn every_table_compiles_and_every_entry_has_a_reason() {
         for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
             let (program, size) = command_filter(level, FilterOptions::default()).unwrap();
             let all = FilterOptions { traced: true, small_disk: true, ..FilterOptions::default() };

@@ -513,7 +513,7 @@ impl LaunchedSandbox {
                         (self.umask, self.wait_killable) = (umask, wait_killable);
                         ready = Some(wait_killable);
                     }
-                    Ok(Some((LaunchMessage::Standing, received))) => {
+                    Ok(Some((LaunchMessage::Persistent, received))) => {
                         self.isolation = Some(NamespaceSet::from_fds(received.descriptors).ok_or(LaunchError::Lost)?);
                         // No command will come.
                         ready = Some(true);

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_something_is_attached() {
+    fn only_mounts_that_change_something_are_attached() {
         check(&[], &[], &[], &[], &["cwd readable"]);
         check(&["ws"], &[], &[], &[], &["cwd readable", "ws writable"]);
         check(&["ws", "ws/src", "missing"], &[], &[], &[], &["cwd readable", "ws writable"]);

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_arrives_as_it_was_meant() {
+    fn requests_arrive_with_their_intended_meaning() {
         for address in ["1.2.3.4:443", "[2001:db8::1]:80", "[::]:53"] {
             let address = address.parse().unwrap();
             for socket_request in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_that_is_gone_or_silent_is_an_error_at_once_or_in_time() {
+    fn an_exited_or_silent_init_is_an_error_at_once_or_in_time() {
         let (asking, serving) = fd_passing::socket_pair().unwrap();
         let sockets = NamespaceSockets::new(asking);
         let at = "127.0.0.1:0".parse().unwrap();

@@ -146,7 +146,7 @@ impl PersistentNamespaces {
             ..LevelParts::default()
         };
         let mut blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, Some(command), self.abi)?;
-        blueprint.isolation = NamespaceOwner::Standing;
+        blueprint.isolation = NamespaceOwner::Persistent;
         begin_launch(blueprint, stdio)
     }
 
@@ -219,7 +219,7 @@ fn build_steps(
         InitStep::Scratch(scratch_entries(&attachments, &launch_options)?),
     ]);
     steps.extend(attach_steps(attachments)?);
-    steps.extend([InitStep::SwapRoot, InitStep::HoldWalls, InitStep::DropPrivileges]);
+    steps.extend([InitStep::SwapRoot, InitStep::HoldNamespaces, InitStep::DropPrivileges]);
     Ok(steps)
 }
 
@@ -230,11 +230,11 @@ fn plan_mount_kinds(
 ) -> Result<BTreeMap<PathBuf, MountKind>, LaunchError> {
     let mut natures = BTreeMap::from([(PathBuf::from("/dev"), MountKind::Devices)]);
     // If a root tree contains a parent of the path, it must contain the path as well.
-    let has_place = |path: &Path| {
+    let is_attached = |path: &Path| {
         let around = system.iter().find(|(inside, _)| path.starts_with(inside));
         around.is_none_or(|(inside, from)| is_plain_directory(&from.join(path.strip_prefix(inside).unwrap_or(path))))
     };
-    let is_there = |path: &Path| is_plain_directory(path) && has_place(path);
+    let is_there = |path: &Path| is_plain_directory(path) && is_attached(path);
     for (path, name) in PRIVATE_TREE_NAMES.iter().filter(|(path, _)| is_there(Path::new(path))) {
         natures.insert(PathBuf::from(path), MountKind::Private(name));
     }

@@ -162,7 +162,7 @@ pub(super) enum InitStep {
     /// Makes a root that holds only mount points.
     EmptyRoot(Vec<ScratchEntry>),
     /// Opens descriptors of all namespaces, for the commands that enter later.
-    HoldWalls,
+    HoldNamespaces,
     /// Enters the namespaces of a persistent sandbox.
     Enter(Arc<NamespaceSet>),
     /// Adds the rights that the command has without the broker in a persistent sandbox.
@@ -256,7 +256,7 @@ impl InitStep {
             Self::EmptyRoot(_) => {
                 ("empty-root", "mounts", "its own root, which contains only the named files of the host".into())
             }
-            Self::HoldWalls => ("hold-walls", "walls", "kept open for later commands".into()),
+            Self::HoldNamespaces => ("hold-walls", "walls", "kept open for later commands".into()),
             Self::Enter(_) => ("enter", "walls", "those of the sandbox, shared by all its commands".into()),
             Self::Allow(paths) => {
                 ("allow", "mounts", format!("{} paths that the command may change directly", paths.len()))
@@ -316,7 +316,7 @@ impl InitStep {
                 context.root = Some(root);
                 Ok(())
             }
-            Self::HoldWalls => {
+            Self::HoldNamespaces => {
                 context.isolation = Some(NamespaceSet::of_this_process()?);
                 Ok(())
             }

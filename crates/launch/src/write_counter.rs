@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_in_time_is_not_written() {
+    fn messages_removed_in_time_are_not_written() {
         assert_eq!(parse_written_bytes(b"wchar: 9\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n"), Some(4096));
         assert_eq!(parse_written_bytes(b"write_bytes: 1\ncancelled_write_bytes: 4096\n"), Some(0));
         assert_eq!(parse_written_bytes(b"wchar: 9\n"), None);

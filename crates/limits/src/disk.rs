@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_did_not_write_no_run_did() {
+    fn usage_without_writes_is_no_write_of_a_run() {
         let text = b"nr_free_pages 7\nnr_dirtied 10\nnr_dirtied_more 5\npgpgout 3\n";
         assert_eq!(bytes_of(text), Some(10 * page_size() as u64 + 3072));
         assert_eq!(bytes_of(b"pgpgout 3\n"), None);

@@ -468,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_wanted_for_what_it_holds_alone() {
+    fn a_group_is_required_only_for_limits_that_it_alone_enforces() {
         let limits = |limit| {
             let mut limits = Limits::default();
             limits.set_limit(limit, 1000);

@@ -407,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_with_a_process_is_still_counted() {
+    fn resources_of_ended_processes_are_still_counted() {
         let mut steady = MonotonicCount::default();
         let counts =
             [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.record_sum(sum, known));

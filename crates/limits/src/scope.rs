@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_manager_that_does_not_answer_is_not_waited_for() {
-        let place = tempfile::tempdir().unwrap();
-        let busctl = place.path().join("busctl");
+        let directory = tempfile::tempdir().unwrap();
+        let busctl = directory.path().join("busctl");
         fs::write(&busctl, "#!/bin/sh\nexec sleep 600\n").unwrap();
         fs::set_permissions(&busctl, fs::Permissions::from_mode(0o755)).unwrap();
         let manager = ServiceManager { busctl, runtime: "/nowhere".into() };

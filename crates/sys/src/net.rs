@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_told_from_another_by_its_sockets() {
+    fn namespaces_are_distinguished_by_their_sockets() {
         let like = at("127.0.0.1:0");
         let here = namespace_cookie(tcp_socket(like).unwrap().as_fd()).unwrap();
         assert_eq!(namespace_cookie(tcp_socket(like).unwrap().as_fd()), Ok(here));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_stands_on_any_address_and_only_there() {
+    fn a_listener_is_bound_to_any_address_and_only_there() {
         inside(|| {
             for (address, other) in [("1.2.3.4:1443", "1.2.3.5:1443"), ("[2001:db8::1]:1443", "[2001:db8::2]:1443")] {
                 let listener = tcp_listener(at(address))?;
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_for_any_address_arrive_and_those_for_nobody_are_told() {
+    fn datagrams_for_any_address_arrive_and_undeliverable_ones_are_reported() {
         inside(|| {
             let receiver = udp_receiver(at("[::]:1053"))?;
             let receivers = [unreachable_receiver(false)?, unreachable_receiver(true)?];

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_signal_is_refused() {
+    fn unknown_signals_are_refused() {
         assert!(SignalDescriptor::block_and_read(&[4_096]).is_err());
     }
 }

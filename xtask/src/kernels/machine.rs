@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_end_is_missing() {
+    fn unfinished_lines_are_missing() {
         let report = Report::read("begin a\r\nsay x y\r\nend 0\nbegin b\nend 3\nbegin c\nsay end 0\n", "why".into());
         assert_eq!(report.of("a"), (Ended::Passed, "x y\n"));
         assert_eq!(report.of("b"), (Ended::Failed(3), ""));

@@ -62,7 +62,7 @@ const SUITES: [Suite<'static>; 12] = [
 ];
 
 /// How long a machine may take.
-const MACHINE_WITHIN: Duration = Duration::from_secs(3 * 60 * 60);
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// The first process of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         firsts.flat_map(|first| selection.kernels.iter().map(move |kernel| (first, kernel))).collect();
     // All at once: much of what a machine does is wait.
     let reports: Vec<Result<machine::Report>> = thread::scope(|scope| {
-        let run = |first, kernel: &Kernel| machine::run(&work, kernel.name, first, MACHINE_WITHIN);
+        let run = |first, kernel: &Kernel| machine::run(&work, kernel.name, first, MACHINE_TIMEOUT);
         let running: Vec<_> = machines.iter().map(|(first, kernel)| scope.spawn(move || run(*first, kernel))).collect();
         running.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
     });

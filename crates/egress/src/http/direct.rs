@@ -128,7 +128,7 @@ pub(crate) async fn serve_requests(
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
     let (target, caller) = (session.target.clone(), session.caller.clone());
-    let guard = ConnectionGuard::new(&shared.edge.secrets, &target, is_encrypted);
+    let guard = ConnectionGuard::new(&shared.interception.secrets, &target, is_encrypted);
     let guard = guard.as_ref();
     let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
     let admission = RequestAdmission { shared: &shared, target: &target, caller: &caller, is_encrypted };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_keeps_a_head_readable() {
+    fn added_fields_keep_a_head_readable() {
         let most = FIELDS_MAX - FIELDS_ADDED;
         let sent = checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most)).unwrap().replace('|', "\r\n");
         assert!(RequestHead::parse_head(sent.as_bytes()).is_ok());

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn ambiguous_text_is_refused() {
         for bad in [
             &b"GET / HTTP/1.1\nHost: a\n\n"[..],
             b"GET / HTTP/1.1\r\nHost: a\n\r\n",
@@ -426,7 +426,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_sent_on_is_read_the_same(name in "[A-Za-z-]{1,9}", value in "[ -~]{0,20}", path in "/[!-~]{0,9}") {
+        fn forwarded_requests_are_parsed_the_same(name in "[A-Za-z-]{1,9}", value in "[ -~]{0,20}", path in "/[!-~]{0,9}") {
             let text = format!("GET {path} HTTP/1.1\r\n{name}: {value}\r\n\r\n");
             if let Ok(request) = read(text.as_bytes()) {
                 prop_assert_eq!(read(&request.encode_head()), Ok(request));

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_end_where_they_say() {
+    async fn bodies_end_at_their_declared_length() {
         let (out, rest) = copied(b"hello more", BodyFraming::Length(5)).await.unwrap();
         assert_eq!((out.as_slice(), rest.as_slice()), (&b"hello"[..], &b" more"[..]));
         let chunked = b"5;ext=1\r\nhello\r\n00a \r\n0123456789\r\n0\r\nx-sum: 1\r\n\r\nGET";

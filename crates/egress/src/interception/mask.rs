@@ -223,7 +223,7 @@ mod tests {
 
     /// A peer that may not know a secret learns nothing from the held bytes or the wait time.
     #[test]
-    fn what_waits_does_not_tell_a_foreign_text() {
+    fn waiting_calls_report_no_foreign_text() {
         for kind in [StreamKind::Message, StreamKind::Relay] {
             let masks = masks(&[], &[b"secret-of-another".to_vec()]);
             let seen = |text: &[u8]| {
@@ -279,11 +279,11 @@ mod tests {
             let masks = masks(&bytes(&secrets), &bytes(&others));
             let text = text.as_bytes();
             let whole = reference(text, &[bytes(&secrets), bytes(&others)].concat());
-            let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
-            places.extend([0, text.len()]);
-            places.sort_unstable();
+            let mut positions: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+            positions.extend([0, text.len()]);
+            positions.sort_unstable();
             for kind in [StreamKind::Message, StreamKind::Relay] {
-                let pieces = places.windows(2).map(|ends| &text[ends[0]..ends[1]]);
+                let pieces = positions.windows(2).map(|ends| &text[ends[0]..ends[1]]);
                 prop_assert_eq!(&pushed(&masks, kind, pieces), &whole);
             }
         }

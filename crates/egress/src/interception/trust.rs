@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_holds_what_it_was_made_of() {
+    fn a_bundle_contains_its_sources() {
         let authority = encode_pem(&[9; 100]);
         let text = encode_bundle(&[CertificateDer::from(vec![1; 48]), CertificateDer::from(vec![2; 1])], &authority);
         let TrustRoots::Pem(text) = TrustRoots::Pem(text) else { unreachable!("it was just made") };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_to_trust_is_an_error() {
+    fn no_trusted_authority_is_an_error() {
         for none in ["", "no certificate"] {
             assert!(TrustRoots::Pem(none.into()).load_certificates().is_err());
         }

@@ -78,7 +78,7 @@ fn close_upstream(open: Option<OpenUpstream>) {
 /// Returns the answer for a target that was not reached.
 fn refusal_of(target: &NetworkTarget, unreached: UnreachedTarget) -> HttpRefusal {
     match unreached {
-        UnreachedTarget::Judged { rule, grant } => {
+        UnreachedTarget::Checked { rule, grant } => {
             HttpRefusal::for_missing_grant(&format!("{target} may not be reached: {rule}"), grant.as_ref())
         }
         UnreachedTarget::Dialling(DialError::Refused { rule }) => {
@@ -129,7 +129,7 @@ async fn forward_request(
         return Err(HttpRefusal::new(400, why).into());
     };
     let target = NetworkTarget { host, port: port.unwrap_or(80) };
-    let guard = ConnectionGuard::new(&shared.edge.secrets, &target, false);
+    let guard = ConnectionGuard::new(&shared.interception.secrets, &target, false);
     let guard = guard.as_ref();
     let admission = RequestAdmission { shared, target: &target, caller, is_encrypted: false };
     admission.count_request()?;
