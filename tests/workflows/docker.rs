@@ -84,9 +84,12 @@ impl Tools {
     /// The archive of its image, which is made once on a machine and stays beside what cargo
     /// builds.
     fn archive(self) -> Result<PathBuf> {
-        let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/src/image.rs");
         let mut key = DefaultHasher::new();
-        (fs::read(&recipe).with_context(|| format!("reading {}", recipe.display()))?, self.options()).hash(&mut key);
+        for part in ["image.rs", "image/build.sh", "image/packages", "image/small_packages"] {
+            let part = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/src").join(part);
+            fs::read(&part).with_context(|| format!("reading {}", part.display()))?.hash(&mut key);
+        }
+        self.options().hash(&mut key);
         let (top, begin) = (Path::new(env!("CARGO_TARGET_TMPDIR")), format!("workflows-{}-", self.name()));
         let path = top.join(format!("{begin}{:016x}.tar", key.finish()));
         if path.exists() {

@@ -7,15 +7,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::accept::accept_next;
+use crate::accept::{accept_next, async_listener};
 use crate::ports::EgressNamespace;
 use crate::relay::break_off;
 
@@ -39,7 +39,8 @@ struct SandboxListener {
     /// The address that it really listens on.
     address: SocketAddr,
     state: Mutex<SandboxListenerState>,
-    accepting: Mutex<Option<AbortHandle>>,
+    /// Accepts connections as long as the listener exists.
+    _accepting: JoinSet<()>,
 }
 
 struct SandboxListenerState {
@@ -48,14 +49,6 @@ struct SandboxListenerState {
     open: usize,
     expected: HashMap<SocketAddr, oneshot::Sender<TcpStream>>,
     orphans: Vec<(SocketAddr, TcpStream, Instant)>,
-}
-
-impl Drop for SandboxListener {
-    fn drop(&mut self) {
-        if let Some(task) = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
-        }
-    }
 }
 
 /// Returns the same address for IPv4 and mapped IPv6 sockets.
@@ -136,25 +129,23 @@ impl SandboxListener {
         let namespace = Arc::clone(namespace);
         let socket =
             tokio::task::spawn_blocking(move || namespace.listen_at(dialled)).await.map_err(io::Error::other)??;
-        let socket = std::net::TcpListener::from(socket);
-        socket.set_nonblocking(true)?;
-        let socket = TcpListener::from_std(socket)?;
+        let socket = async_listener(socket)?;
+        let address = socket.local_addr()?;
         let state =
             SandboxListenerState { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
-        let listening =
-            Arc::new(Self { address: socket.local_addr()?, state: Mutex::new(state), accepting: Mutex::default() });
-        let weak = Arc::downgrade(&listening);
-        let task = tokio::spawn(async move {
-            loop {
-                let (stream, peer) = accept_next(&socket).await;
-                match weak.upgrade() {
-                    Some(listening) => listening.dispatch_stream(stream, peer),
-                    None => return,
+        Ok(Arc::new_cyclic(|weak: &Weak<Self>| {
+            let (weak, mut accepting) = (Weak::clone(weak), JoinSet::new());
+            accepting.spawn(async move {
+                loop {
+                    let (stream, peer) = accept_next(&socket).await;
+                    match weak.upgrade() {
+                        Some(listening) => listening.dispatch_stream(stream, peer),
+                        None => return,
+                    }
                 }
-            }
-        });
-        *listening.accepting.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
-        Ok(listening)
+            });
+            Self { address, state: Mutex::new(state), _accepting: accepting }
+        }))
     }
 
     fn lock_state(&self) -> MutexGuard<'_, SandboxListenerState> {

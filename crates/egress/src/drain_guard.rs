@@ -3,50 +3,30 @@
 //!
 //! This module must not depend on the data.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::watch;
 
-use tokio::sync::Notify;
-
-/// All such connections of an egress proxy.
+/// All such connections of an egress proxy. The value is not used, only the number of receivers.
 #[derive(Debug, Default)]
-pub(crate) struct DrainTracker {
-    count: AtomicUsize,
-    ended: Notify,
-}
+pub(crate) struct DrainTracker(watch::Sender<()>);
 
 /// Guard of such a connection: counts it until dropped.
-#[derive(Debug)]
-pub(crate) struct DrainGuard(Arc<DrainTracker>);
+pub(crate) type DrainGuard = watch::Receiver<()>;
 
 impl DrainTracker {
-    pub(crate) fn start_guard(self: &Arc<Self>) -> DrainGuard {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        DrainGuard(Arc::clone(self))
+    pub(crate) fn start_guard(&self) -> DrainGuard {
+        self.0.subscribe()
     }
 
     /// Waits until no connection is left.
     pub(crate) async fn all_quiet(&self) {
-        loop {
-            let ended = self.ended.notified();
-            if self.count.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            ended.await;
-        }
-    }
-}
-
-impl Drop for DrainGuard {
-    fn drop(&mut self) {
-        if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
-            self.0.ended.notify_one();
-        }
+        self.0.closed().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use stockade_model::{EgressRules, NetworkTarget};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::arrivals::{AnnouncedConnection, CLAIM_TIMEOUT, EgressListeners};
@@ -31,8 +31,8 @@ use crate::ports::{
 };
 use crate::proxy;
 use crate::published;
-use crate::relay::RelayBuffers;
-use crate::session::{EgressSession, report_limit, reset_client};
+use crate::relay::{RelayBuffers, break_off};
+use crate::session::{EgressSession, report_limit};
 use crate::tunnel;
 
 /// Most lookups and listeners in progress at once.
@@ -78,7 +78,7 @@ pub(crate) struct ProxyShared {
     pub(crate) name_server: Arc<NameServer>,
     pub(crate) interception: Arc<PreparedInterception>,
     pub(crate) arrivals: EgressListeners,
-    pub(crate) drain_tracker: Arc<DrainTracker>,
+    pub(crate) drain_tracker: DrainTracker,
     /// See [`EgressProxySetup::connector`].
     pub(crate) connector: Option<Arc<dyn TunnelConnector>>,
 }
@@ -95,20 +95,12 @@ pub struct EgressProxy {
 /// A connect in progress. A drop cancels it, and its answer never comes.
 #[derive(Debug)]
 #[must_use = "dropping it gives the connect up"]
-pub struct PendingDial(Option<AbortHandle>);
+pub struct PendingDial(JoinSet<()>);
 
 impl PendingDial {
     /// Detaches the connect, which cannot be cancelled any more.
     pub fn detach(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for PendingDial {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
+        self.0.detach_all();
     }
 }
 
@@ -123,7 +115,7 @@ impl EgressProxy {
         }
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
         let handle = runtime.handle().clone();
-        let events = Arc::new(EgressEventSink::new(setup.sink));
+        let events = Arc::new(EgressEventSink::new(Arc::clone(&setup.sink)));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // Without IPv6 in the sandbox, its addresses would only make programs wait. If another
         // egress proxy dials, one address is sufficient; with two, a resolver would try each.
@@ -131,14 +123,7 @@ impl EgressProxy {
             Some(dns) => is_v6(&dns.udp),
             None => setup.connector.is_none() && has_own_v6(),
         };
-        let name_server = Arc::new(NameServer::new(
-            Arc::clone(&setup.names),
-            Arc::clone(&setup.policy),
-            Arc::clone(&setup.resolver),
-            Arc::clone(&events),
-            has_v6,
-            setup.rules.upstream.clone(),
-        ));
+        let name_server = Arc::new(NameServer::new(&setup, Arc::clone(&events), has_v6));
         let meter = Arc::new(TrafficMeter::new(&setup.rules.limits, descriptors));
         let shared = Arc::new(ProxyShared {
             rules: setup.rules,
@@ -150,7 +135,7 @@ impl EgressProxy {
             name_server,
             interception: setup.interception,
             arrivals: EgressListeners::new(setup.namespace),
-            drain_tracker: Arc::default(),
+            drain_tracker: DrainTracker::default(),
             connector: setup.connector,
         });
         if let Some(dns) = setup.dns {
@@ -200,8 +185,13 @@ impl EgressProxy {
         done: impl FnOnce(Result<TcpStream, DialError>) + Send + 'static,
     ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(tunnel::from(shared, (target, caller, permit), done));
-        PendingDial(Some(task.abort_handle()))
+        self.start_dial(tunnel::from(shared, (target, caller, permit), done))
+    }
+
+    fn start_dial(&self, dialling: impl Future<Output = ()> + Send + 'static) -> PendingDial {
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(dialling, &self.handle);
+        PendingDial(tasks)
     }
 
     /// Returns the meaning of an address that a program connects to.
@@ -218,8 +208,7 @@ impl EgressProxy {
         done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
     ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(async move { done(shared.execute_order(order).await) });
-        PendingDial(Some(task.abort_handle()))
+        self.start_dial(async move { done(shared.execute_order(order).await) })
     }
 
     /// Connects to one of the proxy's own services, which needs no permission.
@@ -231,8 +220,7 @@ impl EgressProxy {
         done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
     ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(async move { done(shared.announce_service(service, dialled, caller).await) });
-        PendingDial(Some(task.abort_handle()))
+        self.start_dial(async move { done(shared.announce_service(service, dialled, caller).await) })
     }
 
     /// Stops the proxy after the programs in the sandbox are gone. Sends the data that they had
@@ -326,7 +314,7 @@ impl ProxyShared {
             match tokio::join!(timeout(CLAIM_TIMEOUT, arrival), outside) {
                 (Ok(Ok(inside)), Ok(outside)) => session.carry_connection(inside, Vec::new(), outside).await,
                 (Ok(Ok(inside)), Err(failure)) => {
-                    reset_client(inside);
+                    break_off(&inside);
                     session.record_dial_error(&failure);
                 }
                 _ => session.record_no_client(),

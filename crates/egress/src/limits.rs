@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use stockade_model::EgressLimits;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Default for the most connections at once, if descriptors permit it.
@@ -54,9 +55,9 @@ struct TokenBucket {
 }
 
 impl TokenBucket {
-    fn new(rate: u64, capacity: u64) -> Self {
+    fn new(rate: f64, capacity: u64) -> Self {
         let capacity = capacity.max(1) as f64;
-        Self { rate: rate.max(1) as f64, capacity, level: capacity, at: Instant::now() }
+        Self { rate, capacity, level: capacity, at: Instant::now() }
     }
 
     fn refill_tokens(&mut self) {
@@ -90,8 +91,7 @@ pub(crate) struct TrafficMeter {
     connections: Option<Mutex<TokenBucket>>,
     up: Option<Mutex<TokenBucket>>,
     down: Option<Mutex<TokenBucket>>,
-    concurrent_max: u64,
-    concurrent: AtomicU64,
+    slots: Arc<Semaphore>,
     total_max: u64,
     total: AtomicU64,
     /// Most bytes of one turn, so that a low rate is smooth.
@@ -99,34 +99,23 @@ pub(crate) struct TrafficMeter {
 }
 
 /// Slot for one concurrent connection; released when dropped.
-#[derive(Debug)]
-pub(crate) struct ConnectionSlot(Arc<TrafficMeter>);
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        self.0.concurrent.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+pub(crate) type ConnectionSlot = OwnedSemaphorePermit;
 
 impl TrafficMeter {
     /// Creates the state. `descriptors`: how many this process may have open.
     pub(crate) fn new(limits: &EgressLimits, descriptors: u64) -> Self {
-        let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(TokenBucket::new(rate, capacity)));
-        let per_minute = limits.requests_per_minute;
+        let bucket = |rate, capacity| Mutex::new(TokenBucket::new(rate, capacity));
         let slowest = [limits.up_bytes_per_second, limits.down_bytes_per_second].into_iter().flatten().min();
         let reserved_descriptors = (descriptors / RESERVED_DIVISOR).max(RESERVED_DESCRIPTORS_MIN);
         let possible = (descriptors.saturating_sub(reserved_descriptors) / DESCRIPTORS_PER_CONNECTION).max(8);
+        let concurrent_max = limits.connections.unwrap_or(DEFAULT_CONNECTIONS_MAX).min(possible);
+        let concurrent_max = usize::try_from(concurrent_max).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self {
-            requests: per_minute.map(|n| {
-                let mut bucket = TokenBucket::new(1, n);
-                bucket.rate = n as f64 / 60.0;
-                Mutex::new(bucket)
-            }),
-            connections: bucket(limits.connections_per_second, limits.connections_per_second.unwrap_or(0)),
-            up: bucket(limits.up_bytes_per_second, limits.up_bytes_per_second.unwrap_or(0) / 10),
-            down: bucket(limits.down_bytes_per_second, limits.down_bytes_per_second.unwrap_or(0) / 10),
-            concurrent_max: limits.connections.unwrap_or(DEFAULT_CONNECTIONS_MAX).min(possible),
-            concurrent: AtomicU64::new(0),
+            requests: limits.requests_per_minute.map(|n| bucket(n as f64 / 60.0, n)),
+            connections: limits.connections_per_second.map(|n| bucket(n.max(1) as f64, n)),
+            up: limits.up_bytes_per_second.map(|n| bucket(n.max(1) as f64, n / 10)),
+            down: limits.down_bytes_per_second.map(|n| bucket(n.max(1) as f64, n / 10)),
+            slots: Arc::new(Semaphore::new(concurrent_max)),
             total_max: limits.total_bytes.unwrap_or(u64::MAX),
             total: AtomicU64::new(0),
             chunk: slowest.map_or(usize::MAX, |rate| (rate / 20).clamp(512, 1 << 20) as usize),
@@ -138,7 +127,7 @@ impl TrafficMeter {
     }
 
     /// Takes a slot for an outgoing connection.
-    pub(crate) fn acquire_outgoing_slot(self: &Arc<Self>) -> Result<ConnectionSlot, EgressLimitReached> {
+    pub(crate) fn acquire_outgoing_slot(&self) -> Result<ConnectionSlot, EgressLimitReached> {
         if self.total.load(Ordering::Relaxed) >= self.total_max {
             return Err(EgressLimitReached::TotalBytes);
         }
@@ -150,12 +139,8 @@ impl TrafficMeter {
 
     /// Takes a slot for a connection to the egress proxy itself: only the number of connections
     /// counts.
-    pub(crate) fn acquire_slot(self: &Arc<Self>) -> Result<ConnectionSlot, EgressLimitReached> {
-        if self.concurrent.fetch_add(1, Ordering::Relaxed) >= self.concurrent_max {
-            self.concurrent.fetch_sub(1, Ordering::Relaxed);
-            return Err(EgressLimitReached::Concurrent);
-        }
-        Ok(ConnectionSlot(Arc::clone(self)))
+    pub(crate) fn acquire_slot(&self) -> Result<ConnectionSlot, EgressLimitReached> {
+        Arc::clone(&self.slots).try_acquire_owned().map_err(|_| EgressLimitReached::Concurrent)
     }
 
     /// Counts one request.
@@ -203,11 +188,11 @@ mod tests {
     async fn new_connections_come_back_with_time() {
         let meter = meter(EgressLimits { connections_per_second: Some(3), ..EgressLimits::default() });
         for _ in 0..3 {
-            meter.acquire_outgoing_slot().unwrap();
+            drop(meter.acquire_outgoing_slot().unwrap());
         }
         assert_eq!(meter.acquire_outgoing_slot().unwrap_err(), EgressLimitReached::NewConnections);
         tokio::time::advance(Duration::from_millis(400)).await;
-        meter.acquire_outgoing_slot().unwrap();
+        drop(meter.acquire_outgoing_slot().unwrap());
         assert_eq!(meter.acquire_outgoing_slot().unwrap_err(), EgressLimitReached::NewConnections);
     }
 
@@ -218,7 +203,7 @@ mod tests {
         let _second = meter.acquire_outgoing_slot().unwrap();
         assert_eq!(meter.acquire_outgoing_slot().unwrap_err(), EgressLimitReached::Concurrent);
         drop(first);
-        meter.acquire_outgoing_slot().unwrap();
+        drop(meter.acquire_outgoing_slot().unwrap());
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use crate::accept::accept_next;
+use crate::accept::{accept_next, async_listener};
 use crate::egress_proxy::ProxyShared;
 use crate::events::ByteCounts;
 use crate::ports::EgressNamespace;
@@ -30,7 +30,7 @@ pub(crate) async fn serve_listener(
     listener: std::net::TcpListener,
     port: u16,
 ) -> io::Result<()> {
-    let listener = TcpListener::from_std(listener)?;
+    let listener = async_listener(listener)?;
     loop {
         let (stream, _) = accept_next(&listener).await;
         tokio::spawn(forward_connection(Arc::clone(&shared), stream, port));

@@ -70,10 +70,13 @@ impl EgressSession {
         self.recorder.set_remote_address(address, note);
         set_tcp_options(&inside);
         set_tcp_options(&outside);
-        if self.shared.connector.is_some() {
-            return self.carry_unseen(inside, held, outside).await;
-        }
-        let (first, held) = match self.read_first_bytes(&inside, &outside, held).await {
+        // Otherwise another egress proxy checks the connection.
+        let is_checked = self.shared.connector.is_none();
+        let first = match is_checked {
+            true => self.read_first_bytes(&inside, &outside, held).await,
+            false => Ok((FirstBytesDecision::Opaque, held)),
+        };
+        let (first, held) = match first {
             Ok(first) => first,
             Err(error) => return self.record_end(Err(RelayError::Reset(error))),
         };
@@ -104,6 +107,7 @@ impl EgressSession {
         let counts = Arc::clone(&self.recorder.counts);
         let guard = match first {
             FirstBytesDecision::Tls(_) => None,
+            _ if !is_checked => None,
             _ => ConnectionGuard::new(&self.shared.interception.secrets, &self.target, false),
         };
         let guard = guard.as_ref();
@@ -115,16 +119,6 @@ impl EgressSession {
             if is_open { examine_first_line(first_bytes, &self.target, is_counted) } else { FirstLineDecision::Done }
         };
         let ended = context.relay_streams(&inside, &outside, held, check, speaking).await;
-        self.record_end(ended);
-    }
-
-    /// Carries a connection that another egress proxy checks.
-    async fn carry_unseen(mut self, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
-        let counts = Arc::clone(&self.recorder.counts);
-        let context =
-            RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
-        let speaking = self.speaking.take();
-        let ended = context.relay_streams(&inside, &outside, held, |_| FirstLineDecision::Done, speaking).await;
         self.record_end(ended);
     }
 
@@ -239,9 +233,4 @@ pub(crate) fn report_limit(
     reached: EgressLimitReached,
 ) {
     shared.events.report_denial(DeniedOperation::Limit, target.to_string(), caller, &reached.to_string(), None);
-}
-
-/// Resets the inner side, because its dialling failed after it was connected.
-pub(crate) fn reset_client(inside: TcpStream) {
-    break_off(&inside);
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use stockade_model::NetworkTarget;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::accept::accept_next;
+use crate::accept::{accept_next, async_listener};
 use crate::dial::{DIAL_TIMEOUT, DialError, OutgoingConnection};
 use crate::egress_proxy::ProxyShared;
 use crate::ports::{EgressCaller, EgressPermit, ProxyService, TunnelConnector};
@@ -114,8 +114,7 @@ pub(crate) async fn serve_listener(
     listener: std::net::TcpListener,
     service: ProxyService,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
+    let listener = async_listener(listener)?;
     loop {
         let (stream, _) = accept_next(&listener).await;
         let Ok(slot) = shared.meter.acquire_slot() else {

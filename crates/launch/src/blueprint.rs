@@ -47,23 +47,13 @@ pub struct PrivateTree {
 #[derive(Debug)]
 pub struct Blueprint {
     pub(super) level: IsolationLevel,
-    pub(super) steps: Vec<InitStep>,
+    pub(super) parts: LevelParts,
     /// Number of steps that are taken before the command's process is made.
     pub(super) alone: usize,
     /// The command. Absent for a persistent sandbox.
     pub(super) command: Option<PreparedCommand>,
     pub(super) isolation: NamespaceOwner,
-    /// The command's rights without the broker; absent if there is no command.
-    pub(super) ruleset: Option<Ruleset>,
     pub(super) init_filter: SeccompProgram,
-    pub(super) private_directory: Option<PrivateDirectory>,
-    /// True if the caller maps root. An ordinary user maps itself.
-    pub(super) mapped_by_caller: bool,
-    /// Hidden paths, in the order of their watches.
-    pub(super) hidden: Vec<PathBuf>,
-    private_trees: Vec<PrivateTree>,
-    missing: Vec<PathBuf>,
-    uncovered: usize,
     abi: u32,
 }
 
@@ -123,22 +113,8 @@ impl Blueprint {
         command: Option<PreparedCommand>,
         abi: u32,
     ) -> Result<Self, LaunchError> {
-        Ok(Self {
-            level,
-            steps: parts.steps,
-            alone,
-            command,
-            isolation: NamespaceOwner::Own,
-            ruleset: parts.ruleset,
-            init_filter: init_filter(level)?,
-            private_directory: parts.private_directory,
-            mapped_by_caller: parts.mapped_by_caller,
-            hidden: parts.hidden,
-            private_trees: parts.private_trees,
-            missing: parts.missing,
-            uncovered: parts.uncovered,
-            abi,
-        })
+        let init_filter = init_filter(level)?;
+        Ok(Self { level, parts, alone, command, isolation: NamespaceOwner::Own, init_filter, abi })
     }
 
     /// Removes the broker and Landlock's refusals, which only make sense together. The rest shows
@@ -150,43 +126,43 @@ impl Blueprint {
     pub fn without_broker(mut self) -> Result<Self, LaunchError> {
         let filter = crate::filter::unasked_filter(self.level)?;
         self.command.iter_mut().for_each(|command| command.filter = filter.clone());
-        self.ruleset = Some(new_ruleset(self.abi, 0, 0)?);
+        self.parts.ruleset = Some(new_ruleset(self.abi, 0, 0)?);
         Ok(self)
     }
 
     /// Returns the trees that only the run sees, with their paths in the run.
     pub fn private_trees(&self) -> &[PrivateTree] {
-        &self.private_trees
+        &self.parts.private_trees
     }
 
     /// Returns the writable paths of the plan that do not exist. Only existing paths can be
     /// attached, so the root stays read-only there.
     pub fn missing_paths(&self) -> &[PathBuf] {
-        &self.missing
+        &self.parts.missing
     }
 
     /// Returns the number of steps of the init.
     pub(super) fn step_count(&self) -> usize {
-        self.steps.len()
+        self.parts.steps.len()
     }
 
     /// Returns the name and description of the init's step `index`, for errors.
     pub(super) fn step_text(&self, index: u32) -> (&'static str, String) {
         let index = index as usize;
-        match self.steps.get(index) {
+        match self.parts.steps.get(index) {
             Some(step) => {
                 let (name, _, detail) = step.texts();
                 (name, detail)
             }
-            None if index == self.steps.len() => ("start", "make the command's process".to_owned()),
+            None if index == self.parts.steps.len() => ("start", "make the command's process".to_owned()),
             None => ("supervise", "watch over the command".to_owned()),
         }
     }
 
     /// Returns the descriptors that the child needs, beyond the sockets and streams.
     pub(super) fn held_descriptors(&self) -> impl Iterator<Item = RawFd> {
-        let rules = self.ruleset.iter().map(|rules| rules.as_fd());
-        let isolation = self.steps.iter().filter_map(|step| match step {
+        let rules = self.parts.ruleset.iter().map(|rules| rules.as_fd());
+        let isolation = self.parts.steps.iter().filter_map(|step| match step {
             InitStep::Enter(isolation) => Some(isolation.fds()),
             _ => None,
         });
@@ -198,7 +174,7 @@ impl Blueprint {
     /// hidden paths are reported.
     pub(super) fn build_report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
-        for step in self.steps.iter().filter(|step| watched || !matches!(step, InitStep::Watch(_))) {
+        for step in self.parts.steps.iter().filter(|step| watched || !matches!(step, InitStep::Watch(_))) {
             let (_, layer, detail) = step.texts();
             let layer = layers
                 .entry(layer.to_owned())
@@ -216,7 +192,7 @@ impl Blueprint {
         if let (Some(false), Some(network)) = (ipv6, layers.get_mut("network-namespace")) {
             network.detail.push_str("; only IPv4: the kernel has no IPv6");
         }
-        if self.ruleset.is_some() {
+        if self.parts.ruleset.is_some() {
             layers.insert("landlock".to_owned(), self.landlock_report());
         }
         if let Some(command) = &self.command {
@@ -225,10 +201,10 @@ impl Blueprint {
         if self.isolation == NamespaceOwner::Own {
             layers.insert("credentials".to_owned(), self.credentials_report(watched));
         }
-        if !self.missing.is_empty() {
+        if !self.parts.missing.is_empty() {
             let detail = format!(
                 "{} writable paths have no mount or are single files: only the broker makes and removes them",
-                self.missing.len()
+                self.parts.missing.len()
             );
             layers.insert("unattached".to_owned(), LayerReport { state: LayerState::Enforced, detail });
         }
@@ -236,15 +212,15 @@ impl Blueprint {
     }
 
     fn credentials_report(&self, watched: bool) -> LayerReport {
-        let covered = match self.uncovered {
+        let covered = match self.parts.uncovered {
             0 => "every path to hide is hidden".to_owned(),
             paths => format!(
                 "existing paths are hidden; {paths} paths are missing, and not covered if they appear during the run"
             ),
         };
         // At level restricted there are no watches: Landlock refuses and reports nothing.
-        if watched || self.hidden.is_empty() {
-            let state = if self.uncovered == 0 { LayerState::Enforced } else { LayerState::Partial };
+        if watched || self.parts.hidden.is_empty() {
+            let state = if self.parts.uncovered == 0 { LayerState::Enforced } else { LayerState::Partial };
             return LayerReport { state, detail: covered };
         }
         let detail = format!(
@@ -290,23 +266,19 @@ fn seccomp_report(command: &PreparedCommand, wait_killable: bool) -> LayerReport
 }
 
 /// The parts that differ between the levels.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct LevelParts {
     pub(super) steps: Vec<InitStep>,
+    /// The command's rights without the broker; absent if there is no command.
     pub(super) ruleset: Option<Ruleset>,
     pub(super) private_trees: Vec<PrivateTree>,
     pub(super) missing: Vec<PathBuf>,
+    /// True if the caller maps root. An ordinary user maps itself.
     pub(super) mapped_by_caller: bool,
+    /// Hidden paths, in the order of their watches.
     pub(super) hidden: Vec<PathBuf>,
     pub(super) uncovered: usize,
     pub(super) private_directory: Option<PrivateDirectory>,
-}
-
-impl LevelParts {
-    /// Makes parts that consist of steps only.
-    pub(super) fn from_steps(steps: Vec<InitStep>) -> Self {
-        Self { steps, ..Self::default() }
-    }
 }
 
 /// The private tree of level full that holds the run's own files.
@@ -336,17 +308,11 @@ fn prepare_full(
     steps.extend(launch_options.has_borrowed_layers().then_some(InitStep::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
-    for attachment in attachments {
-        if matches!(attachment.mount_kind, MountKind::Hidden(_)) {
-            hidden.push(PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes())));
-            watched.push(attachment.placeholder.clone());
-        }
-        let is_devices = attachment.mount_kind == MountKind::Devices;
-        steps.push(InitStep::Attach(attachment));
-        if is_devices {
-            steps.push(InitStep::Devices(find_devices()?));
-        }
+    for attachment in attachments.iter().filter(|attachment| matches!(attachment.mount_kind, MountKind::Hidden(_))) {
+        hidden.push(attachment.own_path());
+        watched.push(attachment.placeholder.clone());
     }
+    steps.extend(attach_steps(attachments)?);
     if !watched.is_empty() {
         steps.push(InitStep::Watch(watched));
     }
@@ -358,9 +324,22 @@ fn prepare_full(
         hidden,
         missing,
         uncovered,
-        private_directory: None,
         mapped_by_caller,
+        ..LevelParts::default()
     })
+}
+
+/// Returns the steps that attach these objects.
+pub(super) fn attach_steps(attachments: Vec<MountAttachment>) -> Result<Vec<InitStep>, LaunchError> {
+    let mut steps = Vec::with_capacity(attachments.len() + 1);
+    for attachment in attachments {
+        let is_devices = attachment.mount_kind == MountKind::Devices;
+        steps.push(InitStep::Attach(attachment));
+        if is_devices {
+            steps.push(InitStep::Devices(find_devices()?));
+        }
+    }
+    Ok(steps)
 }
 
 /// Number of [`first_steps`].
@@ -419,54 +398,41 @@ fn prepare_restricted(plan: &AttemptPlan, abi: u32, launch_options: &LaunchOptio
             agreed.chain(devices).chain(OPEN_DEVICE_DIRECTORIES.iter().map(PathBuf::from)).collect();
         ReadAllowList::new(&hidden, &shown).allow_reads(&ruleset)?;
     }
-    let PrivateDirectories { directory, mut steps, mut trees } =
-        PrivateDirectories::from_options(launch_options, &ruleset, access::change_rights(abi) | reads)?;
+    let mut parts = private_directories(launch_options, &ruleset, access::change_rights(abi) | reads)?;
     if let Some(kept) = &launch_options.kept {
         allow_path(&ruleset, kept, access::change_rights(abi) | reads)?;
-        trees.push(PrivateTree { path: kept.clone(), kernel_allows: true });
+        parts.private_trees.push(PrivateTree { path: kept.clone(), kernel_allows: true });
     }
-    steps.extend([InitStep::KeyRing, InitStep::AdoptOrphans]);
+    parts.steps.extend([InitStep::KeyRing, InitStep::AdoptOrphans]);
     for named in &launch_options.named {
-        steps.push(InitStep::OwnFile { name: named.file_name()?, content: named.content.clone() });
+        parts.steps.push(InitStep::OwnFile { name: named.file_name()?, content: named.content.clone() });
     }
     if may_map_for_others() {
-        steps.push(InitStep::LeaveGroups);
+        parts.steps.push(InitStep::LeaveGroups);
     }
-    Ok(LevelParts {
-        steps,
-        ruleset: Some(ruleset),
-        private_trees: trees,
-        hidden: Vec::new(),
-        missing,
-        uncovered,
-        private_directory: directory,
-        mapped_by_caller: false,
-    })
+    Ok(LevelParts { ruleset: Some(ruleset), missing, uncovered, ..parts })
 }
 
-/// Directories in which a run without a mount namespace may write.
-struct PrivateDirectories {
-    /// Made for the run, and removed with it.
-    directory: Option<PrivateDirectory>,
-    steps: Vec<InitStep>,
-    trees: Vec<PrivateTree>,
-}
-
-impl PrivateDirectories {
-    fn from_options(launch_options: &LaunchOptions, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
-        let tree = |path: &Path| PrivateTree { path: path.to_owned(), kernel_allows: true };
-        if !launch_options.is_within_isolation() {
-            let directory = PrivateDirectory::choose_name()?;
-            let steps = vec![InitStep::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
-            return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
-        }
-        if !launch_options.named.is_empty() {
-            return Err(LaunchError::Unfit("a private file of the run needs a private directory".to_owned()));
-        }
-        launch_options.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
-        let trees = launch_options.private.iter().map(|path| tree(path)).collect();
-        Ok(Self { directory: None, steps: Vec::new(), trees })
+/// Returns the directories in which a run without a mount namespace may write: one that is made for the
+/// run and removed with it, or those of the surrounding sandbox.
+fn private_directories(
+    launch_options: &LaunchOptions,
+    ruleset: &Ruleset,
+    rights: u64,
+) -> Result<LevelParts, LaunchError> {
+    let tree = |path: &Path| PrivateTree { path: path.to_owned(), kernel_allows: true };
+    if !launch_options.is_within_isolation() {
+        let directory = PrivateDirectory::choose_name()?;
+        let steps = vec![InitStep::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
+        let private_trees = vec![tree(directory.path())];
+        return Ok(LevelParts { steps, private_trees, private_directory: Some(directory), ..LevelParts::default() });
     }
+    if !launch_options.named.is_empty() {
+        return Err(LaunchError::Unfit("a private file of the run needs a private directory".to_owned()));
+    }
+    launch_options.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
+    let private_trees = launch_options.private.iter().map(|path| tree(path)).collect();
+    Ok(LevelParts { private_trees, ..LevelParts::default() })
 }
 
 fn new_ruleset(abi: u32, handled: u64, ports: u64) -> Result<Ruleset, LaunchError> {
@@ -508,7 +474,7 @@ pub(super) fn private_trees(attachments: &[MountAttachment]) -> Vec<PrivateTree>
     let tree = |path: PathBuf, kernel_allows| PrivateTree { path, kernel_allows };
     let mut trees = Vec::new();
     for attachment in attachments {
-        let path = PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes()));
+        let path = attachment.own_path();
         match &attachment.mount_kind {
             MountKind::Private(_) | MountKind::Kept => trees.push(tree(path, attachment.kernel_allows)),
             MountKind::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),

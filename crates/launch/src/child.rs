@@ -41,7 +41,7 @@ const NOT_FOUND_EXIT_CODE: i32 = 127;
 /// Runs the init: builds the sandbox, starts the command, supervises it and cleans up.
 pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -> i32 {
     time_marks::set_mark(INIT_MADE_MARK);
-    let mut context = BuildContext::new(inherited.control, plan.ruleset.as_ref());
+    let mut context = BuildContext::new(inherited.control, plan.parts.ruleset.as_ref());
     let inherited_mask = umask(Mode::empty());
     let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
     // The streams are first, so that no descriptor of a step gets a number below 3.
@@ -70,7 +70,7 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
         return INIT_FAILED_EXIT_CODE;
     };
     mask = umask.map_or(mask, Mode::from_raw_mode);
-    let plan = published_value::<Blueprint>().and_then(|plan| Some((plan, plan.ruleset.as_ref()?)));
+    let plan = published_value::<Blueprint>().and_then(|plan| Some((plan, plan.parts.ruleset.as_ref()?)));
     let (Some((plan, own_rules)), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
         (plan, received.descriptors)
     else {
@@ -118,9 +118,9 @@ fn build_sandbox(
     mask: Mode,
     done: usize,
 ) -> Result<Option<ClonedChild>, InitStepError> {
-    let steps = plan.steps.len();
+    let steps = plan.parts.steps.len();
     let unmade = |errno| InitStepError { index: steps as u32, errno };
-    take_steps(&plan.steps, done..plan.alone, context)?;
+    take_steps(&plan.parts.steps, done..plan.alone, context)?;
     if plan.command.as_ref().is_some_and(|program| program.terminal) {
         // The command's process group then has a parent in the session, so its terminal can stop
         // it. Orphaned process groups cannot be stopped (setpgid(2)).
@@ -132,7 +132,7 @@ fn build_sandbox(
         fork_with(0, libc::SIGCHLD, || run_command(plan, program, gate, child_socket.as_fd(), context.ruleset, mask))
     };
     let child = plan.command.as_ref().map(start).transpose().map_err(unmade)?;
-    take_steps(&plan.steps, done.max(plan.alone)..steps, context)?;
+    take_steps(&plan.parts.steps, done.max(plan.alone)..steps, context)?;
     hand_over(context).map_err(unmade)?;
     // If the command is gone, it has reported why.
     let _ = LaunchMessage::Built { parts: BuiltFlags::default() }.send(word.as_fd(), &[]);
@@ -186,7 +186,7 @@ fn supervise_command(
     command: Option<Pid>,
     context: &BuildContext<'_>,
 ) -> Result<(), InitStepError> {
-    let unwatched = |errno| InitStepError { index: plan.steps.len() as u32 + 1, errno };
+    let unwatched = |errno| InitStepError { index: plan.parts.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
     // Only the socket to the caller, the signal descriptor and the descriptors for the clean-up
     // stay open. The end of a pipe kept here would keep its reader waiting. The watches stay open
@@ -307,7 +307,7 @@ fn end_everything(plan: &Blueprint, context: &BuildContext<'_>) {
 /// Empties the private directory by its descriptor and removes its name.
 fn remove_private_directory(plan: &Blueprint, context: &BuildContext<'_>) {
     let Some(directory) = &context.private_directory else { return };
-    for step in &plan.steps {
+    for step in &plan.parts.steps {
         if let InitStep::PrivateDirectory { path, .. } = step {
             // The run may have removed the permissions. By path, because a descriptor cannot reach
             // through a closed directory.

@@ -68,12 +68,7 @@ fn parent_of(proc: BorrowedFd<'_>, name: &CStr) -> Option<Pid> {
 }
 
 fn parse_number(bytes: &[u8]) -> Option<i32> {
-    if bytes.is_empty() || bytes.len() > 10 {
-        return None;
-    }
-    bytes
-        .iter()
-        .try_fold(0_i32, |n, b| b.is_ascii_digit().then(|| n.checked_mul(10)?.checked_add(i32::from(b - b'0')))?)
+    std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
 /// Removes the content of `directory`: by descriptor, without following links or crossing mounts.

@@ -152,7 +152,7 @@ impl LaunchingSandbox {
     /// [`LaunchError`] if the layers cannot be passed.
     pub fn lend_layers(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
         // Done here, because the init has much other work meanwhile.
-        if let Some(rules) = &self.blueprint.ruleset {
+        if let Some(rules) = &self.blueprint.parts.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
                 let names = merged.directories.iter();
                 allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| {
@@ -166,12 +166,10 @@ impl LaunchingSandbox {
             let some = rest.next().unwrap_or_default();
             let is_last = rest.peek().is_none();
             let trees: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-            match (LaunchMessage::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
-                // The function that waits for the init reads its last message, with the reason.
-                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
-                Err(errno) => return Err(LaunchError::call_error("hand over the layers")(errno)),
-                Ok(()) if is_last => return Ok(()),
-                Ok(()) => {}
+            let layers = LaunchMessage::Layers { is_last };
+            hand_over(layers, self.launched.control.as_fd(), &trees, "hand over the layers")?;
+            if is_last {
+                return Ok(());
             }
         }
     }
@@ -184,12 +182,7 @@ impl LaunchingSandbox {
     pub fn enter_groups(&mut self, entrances: &[OwnedFd]) -> Result<(), LaunchError> {
         self.knows_groups = true;
         let entrances: Vec<BorrowedFd<'_>> = entrances.iter().map(OwnedFd::as_fd).collect();
-        match LaunchMessage::Groups.send(self.launched.gate.as_fd(), &entrances) {
-            // The init's last message, with the reason of its end, is read by the function that
-            // waits for it.
-            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            Err(errno) => Err(LaunchError::call_error("hand over the control groups")(errno)),
-        }
+        hand_over(LaunchMessage::Groups, self.launched.gate.as_fd(), &entrances, "hand over the control groups")
     }
 
     /// Waits until the command is held before its first instruction. On an error nothing ran and
@@ -248,9 +241,9 @@ pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result
     drop(blocked);
     drop((control_inside, gate_inside));
 
-    let private_directory = blueprint.private_directory.take();
+    let private_directory = blueprint.parts.private_directory.take();
     let launched = LaunchedSandbox::new(init, control, gate, &blueprint, private_directory);
-    if blueprint.mapped_by_caller {
+    if blueprint.parts.mapped_by_caller {
         map_identity(launched.init_pid, launched.control.as_fd())?;
     }
     Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Own(Box::new(blueprint)), knows_groups: false })
@@ -267,15 +260,24 @@ pub(super) fn begin_early(
     stdio: CommandStdio<'_>,
 ) -> Result<LaunchingSandbox, LaunchError> {
     let launched = LaunchedSandbox::new(init, control, gate, blueprint, None);
-    let rules = blueprint.ruleset.as_ref().ok_or(LaunchError::Lost)?;
+    let rules = blueprint.parts.ruleset.as_ref().ok_or(LaunchError::Lost)?;
     let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, rules.as_fd()];
-    match (LaunchMessage::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
-        // The init's last message, with the reason of its end, is read by the function that waits
-        // for it.
-        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-        Err(errno) => return Err(LaunchError::call_error("hand over the plan")(errno)),
-    }
+    hand_over(LaunchMessage::Plan { umask }, launched.control.as_fd(), &descriptors, "hand over the plan")?;
     Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Published(blueprint), knows_groups: false })
+}
+
+/// Sends a message to the init or the command. If the receiver is gone, its last message has the
+/// reason, and is read by the function that waits for it.
+fn hand_over(
+    message: LaunchMessage,
+    socket: BorrowedFd<'_>,
+    descriptors: &[BorrowedFd<'_>],
+    what: &'static str,
+) -> Result<(), LaunchError> {
+    match message.send(socket, descriptors) {
+        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+        Err(errno) => Err(LaunchError::call_error(what)(errno)),
+    }
 }
 
 /// Writes the identity maps of a root user that keeps its number inside.
@@ -556,7 +558,7 @@ impl LaunchedSandbox {
         let mut descriptors = descriptors.into_iter();
         let mut next = |part| if parts.has_flag(part) { descriptors.next().flatten() } else { None };
         self.temp = next(BuiltFlags::SCRATCH);
-        let paths = blueprint.hidden.clone();
+        let paths = blueprint.parts.hidden.clone();
         self.hidden_reads = next(BuiltFlags::HIDDEN_WATCHES).map(|inotify| HiddenReads { inotify, paths });
         let names = next(BuiltFlags::DNS_SOCKET);
         let unreachable = [next(BuiltFlags::UNREACHABLE_V4), next(BuiltFlags::UNREACHABLE_V6)];

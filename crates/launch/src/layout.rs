@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
-use stockade_model::{AttemptPlan, RawText, list_checked_names};
+use stockade_model::{AttemptPlan, NameList, RawText, list_checked_names};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
@@ -27,22 +27,7 @@ pub const PRIVATE_TREE_NAMES: &[(&str, &CStr)] =
 
 /// Covered kernel files. They are secrets of the host or of its kernel, or switches, and only their
 /// modes would protect them from root.
-pub(super) const KERNEL_MASKS: &[&str] = &[
-    "/proc/acpi",
-    "/proc/kallsyms",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/scsi",
-    "/proc/sysrq-trigger",
-    "/proc/timer_list",
-    "/sys/firmware",
-    "/sys/fs/bpf",
-    "/sys/fs/pstore",
-    "/sys/kernel/debug",
-    "/sys/kernel/security",
-    "/sys/kernel/tracing",
-];
+pub(super) const KERNEL_MASKS: NameList = NameList::new(include_str!("../data/kernel_masks.txt"));
 
 /// The kind of mount at a path inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,6 +180,10 @@ impl MountAttachment {
         is_written(&self.mount_kind)
     }
 
+    pub(super) fn own_path(&self) -> PathBuf {
+        PathBuf::from(OsStr::from_bytes(self.path.as_bytes()))
+    }
+
     /// Returns the path without its leading slash, for a lookup beneath a root.
     pub(super) fn relative_path(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
@@ -227,7 +216,7 @@ pub(super) fn compute_layout(
         }
     }
     mount_kinds.insert(PathBuf::from("/dev"), MountKind::Devices);
-    for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
+    for path in KERNEL_MASKS.names().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
         mount_kinds.insert(path, MountKind::Masked);
     }
 

@@ -32,8 +32,7 @@ mod step;
 mod times;
 mod write_counter;
 
-pub use blueprint::may_map_for_others;
-pub use blueprint::{Blueprint, PrivateTree};
+pub use blueprint::{Blueprint, PrivateTree, may_map_for_others};
 pub use call_table::{ArgTest, ArgumentLayout, BitTest, SyscallTrap, notify_table, only_reads};
 pub use command::build_image;
 pub use error::{LaunchError, apparmor_hint, read_sysctl};
@@ -41,11 +40,10 @@ pub use held_layers::{enter_own_mounts, mount_overlay, mount_overlay_root};
 pub use launched::{
     CommandStdio, ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, begin_launch, launch_sandbox,
 };
-pub use layout::PRIVATE_TREE_NAMES;
-pub use layout::{MAX_MERGED_DIRECTORIES, hidden_there, is_staged};
-pub use layout::{MergedDirectory, OverlayWriteLayer};
-pub use network::{NamespaceSockets, NetworkSockets};
-pub use network::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
+pub use layout::{
+    MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer, PRIVATE_TREE_NAMES, hidden_there, is_staged,
+};
+pub use network::{NamespaceSockets, NetworkSockets, RUN_ADDRESS_V4, RUN_ADDRESS_V6};
 pub use options::{LaunchOptions, NamedFile, NamingVariable};
 pub use persistent_init::{PersistentNamespaces, RootSpec};
 pub use prewarmed_init::{MountTableWatch, PrewarmedInit};

@@ -3,6 +3,7 @@
 //!
 //! This module must not know the connections of the run or the meaning of names.
 
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -22,7 +23,7 @@ pub const DNS_PORT: u16 = 53;
 /// Time-out for the init to make a socket.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of a request and of its reply.
-const REQUEST_BYTES: usize = 32;
+const REQUEST_BYTES: usize = 64;
 
 /// Sockets of the namespace, made by the init.
 #[derive(Debug)]
@@ -168,6 +169,7 @@ pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
 }
 
 impl SocketRequest {
+    /// Returns a byte for the kind, and the address as text with NUL bytes after it.
     fn to_bytes(self) -> [u8; REQUEST_BYTES] {
         let (kind, address) = match self {
             Self::Listener(at) => (1, at),
@@ -175,30 +177,17 @@ impl SocketRequest {
         };
         let mut bytes = [0; REQUEST_BYTES];
         bytes[0] = kind;
-        bytes[2..4].copy_from_slice(&address.port().to_ne_bytes());
-        match address.ip() {
-            IpAddr::V4(ip) => {
-                bytes[1] = 4;
-                bytes[16..20].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                bytes[1] = 6;
-                bytes[16..32].copy_from_slice(&ip.octets());
-            }
-        }
+        // An IPv6 address with its port has at most 47 letters.
+        let _ = write!(&mut bytes[1..], "{}", SocketAddr::new(address.ip(), address.port()));
         bytes
     }
 
     fn from_bytes(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
-        let port = u16::from_ne_bytes([bytes[2], bytes[3]]);
-        let ip = match bytes[1] {
-            4 => IpAddr::V4(Ipv4Addr::from(*bytes[16..].first_chunk::<4>()?)),
-            6 => IpAddr::V6(Ipv6Addr::from(*bytes[16..].first_chunk::<16>()?)),
-            _ => return None,
-        };
+        let text = bytes[1..].split(|byte| *byte == 0).next()?;
+        let address = std::str::from_utf8(text).ok()?.parse().ok()?;
         match bytes[0] {
-            1 => Some(Self::Listener(SocketAddr::new(ip, port))),
-            2 => Some(Self::Socket(SocketAddr::new(ip, port))),
+            1 => Some(Self::Listener(address)),
+            2 => Some(Self::Socket(address)),
             _ => None,
         }
     }

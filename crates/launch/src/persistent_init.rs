@@ -20,8 +20,8 @@ use stockade_sys::landlock::{self, Ruleset, access};
 use stockade_limits::compute_quotas;
 
 use super::blueprint::{
-    Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, first_steps, may_map_for_others,
-    private_trees, scratch_entries,
+    Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, attach_steps, first_steps,
+    may_map_for_others, private_trees, scratch_entries,
 };
 use super::command::{PreparedCommand, every_candidate};
 use super::error::LaunchError;
@@ -87,10 +87,10 @@ impl PersistentNamespaces {
         let steps = build_steps(root_spec, build_root_entries(root_spec, &system)?, attachments, leaves_groups)?;
         let alone = steps.len();
         let parts = LevelParts {
-            ruleset: None,
+            steps,
             private_trees: private_trees.clone(),
             mapped_by_caller: leaves_groups,
-            ..LevelParts::from_steps(steps)
+            ..LevelParts::default()
         };
         let blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, None, abi)?;
         let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -139,10 +139,11 @@ impl PersistentNamespaces {
         // and connect by any name within.
         let rules = Ruleset::new(self.abi, access::change_rights(self.abi), 0, 0).map_err(LaunchError::Landlock)?;
         let parts = LevelParts {
+            steps,
             ruleset: Some(rules),
             private_trees: self.private_trees.clone(),
             missing: self.missing_writable_paths(plan),
-            ..LevelParts::from_steps(steps)
+            ..LevelParts::default()
         };
         let mut blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, Some(command), self.abi)?;
         blueprint.isolation = NamespaceOwner::Persistent;
@@ -217,13 +218,7 @@ fn build_steps(
         InitStep::Root { size },
         InitStep::Scratch(scratch_entries(&attachments, &launch_options)?),
     ]);
-    for attachment in attachments {
-        let is_devices = attachment.mount_kind == MountKind::Devices;
-        steps.push(InitStep::Attach(attachment));
-        if is_devices {
-            steps.push(InitStep::Devices(find_devices()?));
-        }
-    }
+    steps.extend(attach_steps(attachments)?);
     steps.extend([InitStep::SwapRoot, InitStep::HoldNamespaces, InitStep::DropPrivileges]);
     Ok(steps)
 }
@@ -243,8 +238,8 @@ fn plan_mount_kinds(
     for (path, name) in PRIVATE_TREE_NAMES.iter().filter(|(path, _)| is_there(Path::new(path))) {
         natures.insert(PathBuf::from(path), MountKind::Private(name));
     }
-    let is_there = |path: &&&str| path.starts_with("/proc") && Path::new(path).symlink_metadata().is_ok();
-    natures.extend(KERNEL_MASKS.iter().filter(is_there).map(|path| (PathBuf::from(path), MountKind::Masked)));
+    let is_there = |path: &&str| path.starts_with("/proc") && Path::new(path).symlink_metadata().is_ok();
+    natures.extend(KERNEL_MASKS.names().filter(is_there).map(|path| (PathBuf::from(path), MountKind::Masked)));
     for (inside, from) in system.iter().filter(|(_, from)| is_plain_directory(from)) {
         natures.insert(inside.clone(), MountKind::Brought { from: from.clone(), writable: false });
     }
@@ -305,7 +300,8 @@ fn build_root_entries(
     let mut entries = Vec::new();
     for (inside, from) in system {
         match from.read_link() {
-            Ok(text) => entries.push(ScratchEntry::Link(c_string(text.as_os_str())?, beneath_root(inside)?)),
+            Ok(text) => entries
+                .push(ScratchEntry::Link(c_string(text.as_os_str())?, c_string(relative_to_root(inside).as_os_str())?)),
             Err(_) => drop(directories.insert(relative_to_root(inside))),
         }
     }
@@ -321,10 +317,6 @@ fn build_root_entries(
 
 fn relative_to_root(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
-}
-
-fn beneath_root(path: &Path) -> Result<CString, LaunchError> {
-    c_string(relative_to_root(path).as_os_str())
 }
 
 /// Returns the rights that every command has without the broker: on the private trees and the

@@ -96,16 +96,17 @@ impl<'a> BuildContext<'a> {
     }
 
     pub(super) fn root_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
-    }
-
-    fn placeholders_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.placeholders.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
+        require_made(&self.root)
     }
 
     fn scratch_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.scratch.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
+        require_made(&self.scratch)
     }
+}
+
+/// Returns a descriptor that an earlier step has made.
+fn require_made(slot: &Option<OwnedFd>) -> Result<BorrowedFd<'_>, Errno> {
+    slot.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
 }
 
 /// One step of the init, in the order of a [`Blueprint`](super::Blueprint).
@@ -271,9 +272,7 @@ impl InitStep {
             Self::AwaitIdentity => await_identity(context.control),
             Self::LeaveGroups => set_thread_groups(&[]),
             Self::PrivateDirectory { path, rights } => make_private_directory(context, path, *rights),
-            Self::OwnFile { name, content } => {
-                fill_file(context.private_directory.as_ref().ok_or(Errno::BADF)?.as_fd(), name, content)
-            }
+            Self::OwnFile { name, content } => fill_file(require_made(&context.private_directory)?, name, content),
             Self::Namespaces => unshare_namespaces(FULL_NAMESPACES),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
@@ -434,7 +433,10 @@ pub(super) fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags
 
 /// Returns ESTALE if the object is not the one that was examined.
 pub(super) fn verify_identity(object: BorrowedFd<'_>, identity: ObjectIdentity) -> Result<(), Errno> {
-    let stat = fstat(object)?;
+    compare_identity(&fstat(object)?, identity)
+}
+
+fn compare_identity(stat: &rustix::fs::Stat, identity: ObjectIdentity) -> Result<(), Errno> {
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
 }
 
@@ -446,10 +448,10 @@ fn attach_one(context: &mut BuildContext<'_>, attachment: &MountAttachment) -> R
         MountKind::Staged => context.overlay.take().ok_or(Errno::BADF)?,
         MountKind::Private(name) => copy_tree(scratch, name)?,
         MountKind::Devices => copy_tree(scratch, c"dev")?,
-        MountKind::Masked if attachment.directory => copy_tree(context.placeholders_fd()?, c"void")?,
-        MountKind::Masked => copy_tree(context.placeholders_fd()?, c"empty")?,
+        MountKind::Masked if attachment.directory => copy_tree(require_made(&context.placeholders)?, c"void")?,
+        MountKind::Masked => copy_tree(require_made(&context.placeholders)?, c"empty")?,
         MountKind::Hidden(_) | MountKind::Provided(_) => {
-            copy_tree(context.placeholders_fd()?, &attachment.placeholder)?
+            copy_tree(require_made(&context.placeholders)?, &attachment.placeholder)?
         }
         MountKind::Writable
         | MountKind::Kept
@@ -565,6 +567,5 @@ fn watch_placeholders(context: &mut BuildContext<'_>, names: &[CString]) -> Resu
 
 /// Returns an error unless the object at `path` is the one that was examined.
 pub(super) fn verify_directory(path: &CStr, identity: ObjectIdentity) -> Result<(), Errno> {
-    let stat = rustix::fs::statat(CWD, path, AtFlags::empty())?;
-    if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
+    compare_identity(&rustix::fs::statat(CWD, path, AtFlags::empty())?, identity)
 }

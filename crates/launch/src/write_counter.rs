@@ -40,9 +40,8 @@ impl OwnWrites {
 
 /// Returns the bytes that will be written to a disk, less those removed before.
 pub(super) fn parse_written_bytes(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?;
-    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-    Some(value("write_bytes:")?.saturating_sub(value("cancelled_write_bytes:")?))
+    let (written, cancelled) = stockade_limits::parse_written_bytes(std::str::from_utf8(text).ok()?)?;
+    Some(written.saturating_sub(cancelled))
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::param::page_size;
 
+use super::numbers::find_number;
+
 /// Upper bound of the bytes that one processor copies into the page cache in a millisecond
 /// (measured: 1 to 3 MiB).
 const BYTES_PER_MS: u64 = 4 << 20;
@@ -159,13 +161,9 @@ impl MachineWrites {
 }
 
 fn bytes_of(text: &[u8]) -> Option<u64> {
-    let value = |key: &[u8]| {
-        let mut lines = text.split(|byte| *byte == b'\n');
-        let rest = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(b" "))?;
-        std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok()
-    };
-    let dirtied = value(b"nr_dirtied")?.saturating_mul(page_size() as u64);
-    Some(dirtied.saturating_add(value(b"pgpgout")?.saturating_mul(1024)))
+    let text = std::str::from_utf8(text).ok()?;
+    let dirtied = find_number(text, "nr_dirtied")?.saturating_mul(page_size() as u64);
+    Some(dirtied.saturating_add(find_number(text, "pgpgout")?.saturating_mul(1024)))
 }
 
 /// Returns the number of possible processors, because all of them can write.

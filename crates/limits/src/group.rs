@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use stockade_model::{IsolationLevel, LimitKind, Limits};
 
 use super::hierarchy::{CgroupVersion, Controller, GroupBase, find_bases};
+use super::numbers::{find_number, read_number};
 use super::processes;
 
 /// Prefix of every group's name.
@@ -157,9 +158,7 @@ impl ControlGroup {
         }
         // Best effort: a process that was not frozen is killed in the next round.
         self.set_frozen(true);
-        for pid in part.list_processes() {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        part.kill_listed();
         // A frozen process ends only after it is thawed.
         self.set_frozen(false);
     }
@@ -309,19 +308,21 @@ impl GroupDirectory {
         }
     }
 
-    pub(super) fn list_processes(&self) -> Vec<Pid> {
+    /// Kills the processes that the group lists now.
+    pub(super) fn kill_listed(&self) {
         let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect()
+        for pid in text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 
     pub(super) fn read_number(&self, file: &str) -> Option<u64> {
-        fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok()
+        read_number(self.path.join(file))
     }
 
     /// Returns the number after `key` in a file of `key number` lines.
     pub(super) fn read_keyed_number(&self, file: &str, key: &str) -> Option<u64> {
-        let text = fs::read_to_string(self.path.join(file)).ok()?;
-        text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+        find_number(&fs::read_to_string(self.path.join(file)).ok()?, key)
     }
 
     fn add_counters(&self, counted: &mut GroupCounters) {
@@ -424,9 +425,7 @@ pub(super) fn remove_leftovers(base: &Path) {
         match name.strip_prefix(&namespace) {
             Some(rest) if is_orphan(&name, rest) => {
                 // The groups of a sandbox's commands are nested in its own group.
-                let nested = fs::read_dir(&path).into_iter().flatten().flatten();
-                let nested = nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-                nested.map(|entry| entry.path()).chain([path.clone()]).for_each(end_leftover);
+                list_nested(&path).chain([path.clone()]).for_each(end_leftover);
             }
             None if is_old(&path) => {
                 // The kernel refuses this if the group has processes.
@@ -437,11 +436,15 @@ pub(super) fn remove_leftovers(base: &Path) {
     }
 }
 
+/// Lists the groups directly in a group.
+pub(super) fn list_nested(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
 fn end_leftover(path: PathBuf) {
     let part = GroupDirectory { version: CgroupVersion::One, path, controllers: Vec::new() };
-    for pid in part.list_processes() {
-        let _ = kill_process(pid, Signal::KILL);
-    }
+    part.kill_listed();
     // In version 1, killed processes of a paused sandbox end only after they are thawed.
     let _ = part.write_text("freezer.state", "THAWED");
     // A later start removes a group whose processes are still ending.

@@ -16,6 +16,7 @@ mod file_size;
 mod freeze;
 mod group;
 mod hierarchy;
+mod numbers;
 mod persistent;
 mod processes;
 mod quotas;
@@ -33,6 +34,7 @@ use stockade_model::{AttemptPlan, IsolationLevel, LayerReport, LayerState, Limit
 
 pub use file_size::{make_room, small_disk};
 pub use group::ControlGroup;
+pub use numbers::parse_written_bytes;
 pub use processes::{ParentLister, ProcessIdentity};
 pub use quotas::{NamespaceQuota, compute_quotas};
 pub use raising::{FIRST_LIMIT_QUESTION, LimitEvent};
@@ -106,12 +108,6 @@ const WITHOUT_GROUP_TEXT: &str = "only resource limits and a watch, no control g
 /// Report text for the remedy if only a group can enforce a limit.
 const SCOPE_TEXT: &str = "the service manager is asked for a scope if nothing else enforces a limit";
 
-/// Makes a group for those of `limits` that a group can enforce. Returns the reason if there is
-/// none.
-fn make_group(limits: &Limits, level: IsolationLevel, workspace: &Path) -> (Option<Arc<ControlGroup>>, String) {
-    group_or_reason(ControlGroup::create_for_limits(limits, level, workspace))
-}
-
 /// Reduces the limits to the capacity of this machine.
 fn within_machine(limits: &Limits) -> Limits {
     let mut limits = limits.clone();
@@ -144,7 +140,8 @@ impl LimitGuard {
     pub fn prepare_for_run(plan: &AttemptPlan, init: u32) -> Result<Self, LimitError> {
         let limits = within_machine(&plan.profile.limits);
         let workspace = plan.workspace.as_path();
-        let (mut group, mut absent) = make_group(&limits, plan.level, workspace);
+        let make_group = || group_or_reason(ControlGroup::create_for_limits(&limits, plan.level, workspace));
+        let (mut group, mut absent) = make_group();
         let nothing_holds = |group: Option<&ControlGroup>| {
             report::find_mechanisms(&limits, plan.level, group).iter().any(|(.., h)| *h == LimitMechanism::Nothing)
         };
@@ -152,7 +149,7 @@ impl LimitGuard {
             && let Some(manager) = ServiceManager::of_user()
         {
             match manager.give_scope(init) {
-                Ok(()) => (group, absent) = make_group(&limits, plan.level, workspace),
+                Ok(()) => (group, absent) = make_group(),
                 Err(why) => absent = format!("{absent}; {why}"),
             }
         }

@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, kill_process};
 use stockade_model::SandboxUsage;
 use stockade_model::{IsolationLevel, Limits, ResourceUsage};
 
-use super::group::{ControlGroup, GroupDirectory, needed_controllers, remove_leftovers};
+use super::group::{ControlGroup, GroupDirectory, list_nested, needed_controllers, remove_leftovers};
 use super::hierarchy::{CgroupVersion, Controller, GroupBase, find_bases};
 
 /// Time-out for freezing the processes of a group. A process that waits for a disk freezes after
@@ -98,12 +97,8 @@ impl ControlGroup {
             return self.kill_processes();
         }
         self.set_frozen(true);
-        let nested = fs::read_dir(&part.path).into_iter().flatten().flatten();
-        for path in nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()) {
-            let nested = GroupDirectory { version: part.version, path, controllers: Vec::new() };
-            for pid in nested.list_processes() {
-                let _ = kill_process(pid, Signal::KILL);
-            }
+        for path in list_nested(&part.path) {
+            GroupDirectory { version: part.version, path, controllers: Vec::new() }.kill_listed();
         }
         self.set_frozen(false);
     }

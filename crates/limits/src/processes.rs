@@ -9,6 +9,8 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 
+use super::numbers::{find_number, parse_written_bytes};
+
 /// Most processes that are examined in one pass; beyond it, only number and processor time are
 /// counted.
 const MAX_PROCESSES: usize = 20_000;
@@ -151,20 +153,17 @@ impl fmt::Debug for ProcessCensus {
 
 impl ProcessCensus {
     pub(super) fn new(init: u32, beside: ParentLister) -> Self {
-        let (orphans, beside_bytes) = (HashMap::new(), HashMap::new());
-        let (written, cpu) = (MonotonicCount::default(), MonotonicCount::default());
-        let init_bytes = None;
         Self {
             init,
             beside,
-            init_bytes,
+            init_bytes: None,
             written_before: 0,
-            orphans,
+            orphans: HashMap::new(),
             written_beside: 0,
-            beside_bytes,
+            beside_bytes: HashMap::new(),
             cancelled: 0,
-            written,
-            cpu,
+            written: MonotonicCount::default(),
+            cpu: MonotonicCount::default(),
         }
     }
 
@@ -368,9 +367,7 @@ impl ProcessStat {
 /// Returns the shared memory that a process has mapped and touched (proc_pid_status(5)).
 fn shared_mapped(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
+    find_number(&text, "RssShmem").unwrap_or(0).saturating_mul(1024)
 }
 
 fn memory_of(pid: u32) -> u64 {
@@ -397,9 +394,7 @@ fn written_by(pid: u32) -> Option<u64> {
 }
 
 fn written_and_cancelled(pid: u32) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-    Some((value("write_bytes:")?, value("cancelled_write_bytes:")?))
+    parse_written_bytes(&fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
 }
 
 /// Returns the program of a process, if it can be read.

@@ -5,10 +5,11 @@
 //! Must not depend on limits other than memory.
 
 use std::ffi::{CStr, CString};
-use std::fs;
 
 use rustix::param::page_size;
 use stockade_model::Limits;
+
+use super::numbers::read_number;
 
 /// Divisor for the run's share of the user's quota.
 const QUOTA_DIVISOR: u64 = 2;
@@ -33,10 +34,6 @@ pub fn compute_quotas(limits: &Limits) -> Vec<NamespaceQuota> {
     let segments = limits.memory_bytes.map(|bytes| (c"/proc/sys/kernel/shmall", bytes / page_size() as u64));
     let watches = watches.into_iter().filter_map(|(file, of_user)| Some((file, read_number(of_user)? / QUOTA_DIVISOR)));
     watches.chain(segments).filter_map(|(file, amount)| quota(file, amount.max(1))).collect()
-}
-
-fn read_number(file: &str) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use stockade_model::{IsolationLevel, Limits};
 use stockade_sys::descriptor_limit;
 
 use super::file_size::file_size;
+use super::numbers::find_number;
 
 /// Bytes of the private temporary filesystem for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;
@@ -131,11 +132,8 @@ impl MachineMemory {
     /// Reads the present values.
     pub(super) fn read_now() -> Option<Self> {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
-        let bytes = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
-        };
-        Some(Self { available_bytes: bytes("MemAvailable:")?, shared_bytes: bytes("Shmem:")? })
+        let bytes = |name: &str| Some(find_number(&text, name)?.saturating_mul(1024));
+        Some(Self { available_bytes: bytes("MemAvailable")?, shared_bytes: bytes("Shmem")? })
     }
 }
 

@@ -125,15 +125,11 @@ impl ServiceManager {
 /// Returns the words of `StartTransientUnit(name, mode, properties, auxiliary units)`: a property
 /// is a name and a variant.
 fn start_unit_args(name: &str, pids: &[u32]) -> Vec<String> {
-    let mut words: Vec<String> =
-        ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "4"].map(str::to_owned).into();
-    words.extend(["Description", "s", "Stockade"].map(str::to_owned));
-    words.extend(["Delegate", "b", "true"].map(str::to_owned));
-    words.extend(["TasksMax", "t", &u64::MAX.to_string()].map(str::to_owned));
-    words.extend(["PIDs".to_owned(), "au".to_owned(), pids.len().to_string()]);
-    words.extend(pids.iter().map(u32::to_string));
-    words.push("0".to_owned());
-    words
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    let properties = format!("Description s Stockade Delegate b true TasksMax t {}", u64::MAX);
+    let all = format!("StartTransientUnit ssa(sv)a(sa(sv)) {name} fail 4 {properties} PIDs au");
+    let counted = [pids.len().to_string()].into_iter().chain(pids);
+    all.split(' ').map(str::to_owned).chain(counted).chain(["0".to_owned()]).collect()
 }
 
 /// Returns the words of `AttachProcessesToUnit(name, subgroup, processes)`.

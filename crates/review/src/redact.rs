@@ -8,29 +8,14 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
-use stockade_model::table_rows;
+use regex::{Captures, Regex};
+use stockade_model::{NameList, table_rows};
 
 /// Replacement of a secret.
 pub(crate) const REDACTION_MARK: &str = "[secret]";
 
 /// Parts of names, in lower case, whose value is a secret.
-const SECRET_NAME_PARTS: &[&str] = &[
-    "token",
-    "secret",
-    "password",
-    "passwd",
-    "passphrase",
-    "apikey",
-    "api_key",
-    "api-key",
-    "_key",
-    "-key",
-    "credential",
-    "private_key",
-    "access_key",
-    "authorization",
-    "cookie",
-];
+const SECRET_NAME_PARTS: NameList = NameList::new(include_str!("secret_name_parts.txt"));
 /// Words that a secret always follows.
 const PASSWORD_WORDS: &[&str] = &["password", "passwd", "passphrase"];
 /// Programs, and commands of programs, whose `-p` takes a password.
@@ -52,6 +37,42 @@ static TOKEN_PREFIXES: LazyLock<Vec<(&str, usize)>> = LazyLock::new(|| {
         .map(|(prefix, more)| (prefix, more.parse().unwrap_or(0)))
         .collect()
 });
+
+/// The patterns of secrets.
+struct SecretPatterns {
+    /// From `-----BEGIN` to the end of the `-----END` marker, or to the end of the text.
+    pem_block: Regex,
+    /// `user:password@` in a URL.
+    url_user: Regex,
+    /// A word that may be a token. Paths and assignments consist of several words.
+    word: Regex,
+    /// The separator of a name and its value. A closing quote of the name may be before it, as in JSON.
+    separator: Regex,
+    /// Blanks before a value in the next word.
+    blanks: Regex,
+    /// A value, with its opening quote.
+    value: Regex,
+    /// The value of a header: a scheme and its parameters.
+    header: Regex,
+    /// `user:password`: the part up to the colon, and the password.
+    user: Regex,
+}
+
+static PATTERNS: LazyLock<SecretPatterns> = LazyLock::new(|| SecretPatterns {
+    pem_block: compile_pattern(r"(?s)-----BEGIN .*?(?:-----END .*?-----|\z)"),
+    url_user: compile_pattern(r#"://[^\s/?#'"`<>\\]*@"#),
+    word: compile_pattern("[A-Za-z0-9_.+~-]+"),
+    separator: compile_pattern(r#"^["']?[ \t]*[=:][ \t]*"#),
+    blanks: compile_pattern(r"^[ \t]+"),
+    value: compile_pattern(r#"^(?:"[^"]*|'[^']*|[^\s'"`;&|<>(),}]*)"#),
+    header: compile_pattern(r#"^[^\n\r"']*"#),
+    user: compile_pattern(r#"^([ \t='"]+[^\s'":]*:)[^\s'"]*"#),
+});
+
+#[expect(clippy::expect_used, reason = "the patterns are constants, and every test compiles them")]
+fn compile_pattern(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a valid pattern")
+}
 
 /// Removes the secrets of one environment.
 #[derive(Clone, Default)]
@@ -97,56 +118,21 @@ impl SecretRedactor {
                 text = text.replace(value.as_str(), REDACTION_MARK);
             }
         }
-        let text = pem_blocks(&text);
-        let text = url_users(&text);
-        let text = named_values(&text);
-        redact_words(&text)
+        let patterns = &*PATTERNS;
+        let text = patterns.pem_block.replace_all(&text, REDACTION_MARK);
+        let text = patterns.url_user.replace_all(&text, format!("://{REDACTION_MARK}@"));
+        let text = named_values(&text, patterns);
+        patterns.word.replace_all(&text, |word: &Captures<'_>| redact_word(&word[0])).into_owned()
     }
 }
 
 fn names_a_secret(lower: &str) -> bool {
     let ends =
         |part: &str| lower == part || lower.ends_with(&format!("-{part}")) || lower.ends_with(&format!("_{part}"));
-    SECRET_NAME_PARTS.iter().any(|part| lower.contains(part))
+    SECRET_NAME_PARTS.names().any(|part| lower.contains(part))
         || lower == "auth"
         || lower.ends_with("key")
         || ends("pass")
-}
-
-/// Removes text from `-----BEGIN` to the end of the `-----END` marker, or to the end of the text.
-fn pem_blocks(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("-----BEGIN ") {
-        out.push_str(&rest[..start]);
-        out.push_str(REDACTION_MARK);
-        rest = &rest[start + "-----BEGIN ".len()..];
-        let end = rest.find("-----END ").map(|at| at + "-----END ".len());
-        let closed = end.and_then(|at| rest[at..].find("-----").map(|dashes| at + dashes + "-----".len()));
-        rest = closed.map_or("", |at| &rest[at..]);
-    }
-    out.push_str(rest);
-    out
-}
-
-/// Removes `user:password` from `scheme://user:password@host`.
-fn url_users(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("://") {
-        let (before, after) = rest.split_at(at + 3);
-        out.push_str(before);
-        let end = after.find(|c: char| c.is_whitespace() || "/?#'\"`<>\\".contains(c)).unwrap_or(after.len());
-        rest = match after[..end].rfind('@') {
-            Some(at) => {
-                out.push_str(REDACTION_MARK);
-                &after[at..]
-            }
-            None => after,
-        };
-    }
-    out.push_str(rest);
-    out
 }
 
 fn is_name(c: char) -> bool {
@@ -155,7 +141,7 @@ fn is_name(c: char) -> bool {
 
 /// Removes values from `NAME=value`, `name: value`, `--name value`, `"name": "value"` and `-u
 /// user:value`, if the name is that of a secret.
-fn named_values(text: &str) -> String {
+fn named_values(text: &str, patterns: &SecretPatterns) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     let mut takes_password = false;
@@ -172,124 +158,59 @@ fn named_values(text: &str) -> String {
         let is_option = name.starts_with('-');
         if takes_password && name.starts_with("-p") {
             out.truncate(out.len() - name.len());
-            rest = short_password(&from["-p".len()..], &mut out);
+            // The password is in the same word or the next one.
+            out.push_str("-p");
+            let value = &from["-p".len()..];
+            let start = value.len() - value.trim_start_matches([' ', '\t', '=']).len();
+            rest = redact_value(value, start, patterns, &mut out);
         } else if names_a_secret(lower.trim_matches('-')) {
             let has_next = is_option || lower.contains(['_', '-']) || PASSWORD_WORDS.contains(&lower.as_str());
-            rest = secret_after(after, has_next, &lower, &mut out);
-        } else if matches!(lower.as_str(), "-u" | "--user" | "--proxy-user") {
-            rest = password_after(after, &mut out);
-        } else if matches!(lower.as_str(), "bearer" | "basic") && after.starts_with(' ') {
-            rest = value_after(after, 1, &mut out);
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
-/// Removes the value after a name, if there is one, and returns the rest. With `has_next`, the next
-/// word is a value too.
-fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String) -> &'a str {
-    // A closing quote of the name, as in JSON.
-    let quote = usize::from(after.starts_with(['"', '\'']));
-    let tail = &after[quote..];
-    let blanks = tail.len() - tail.trim_start_matches([' ', '\t']).len();
-    let separator = tail[blanks..].starts_with(['=', ':']);
-    let skip = match (separator, blanks) {
-        (true, _) => {
-            let value = &tail[blanks + 1..];
-            quote + blanks + 1 + (value.len() - value.trim_start_matches([' ', '\t']).len())
-        }
-        (false, 1..) if has_next && quote == 0 => blanks,
-        _ => return after,
-    };
-    if name.contains("authorization") || name.contains("cookie") {
-        // The whole header: a scheme and its parameters.
-        let value = &after[skip..];
-        let end = value.find(['\n', '\r', '"', '\'']).unwrap_or(value.len());
-        out.push_str(&after[..skip]);
-        out.push_str(REDACTION_MARK);
-        return &value[end..];
-    }
-    value_after(after, skip, out)
-}
-
-/// Removes the word after `skip` bytes, and returns the rest. A reference to a variable or a
-/// substitution is not a secret.
-fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
-    out.push_str(&after[..skip]);
-    let value = &after[skip..];
-    let (quote, body) = match value.chars().next() {
-        Some(quote @ ('"' | '\'')) => (Some(quote), &value[1..]),
-        _ => (None, value),
-    };
-    let is_end = |c: char| match quote {
-        Some(quote) => c == quote,
-        None => c.is_whitespace() || "'\"`;&|<>(),}".contains(c),
-    };
-    let end = body.find(is_end).unwrap_or(body.len());
-    let inner = &body[..end];
-    if inner.is_empty() || inner.starts_with('$') || inner.starts_with(REDACTION_MARK) {
-        return value;
-    }
-    out.extend(quote);
-    out.push_str(REDACTION_MARK);
-    &body[end..]
-}
-
-/// Removes the password after `-p`, in the same word or the next one, and returns the rest.
-fn short_password<'a>(after: &'a str, out: &mut String) -> &'a str {
-    out.push_str("-p");
-    let blanks = after.len() - after.trim_start_matches([' ', '\t', '=']).len();
-    value_after(after, blanks, out)
-}
-
-/// Removes the password of `user:password`, and returns the rest.
-fn password_after<'a>(after: &'a str, out: &mut String) -> &'a str {
-    let start = after.len() - after.trim_start_matches([' ', '\t', '=', '\'', '"']).len();
-    let end =
-        after[start..].find(|c: char| c.is_whitespace() || "'\"".contains(c)).map_or(after.len(), |at| start + at);
-    match after[start..end].find(':') {
-        Some(colon) if start > 0 => {
-            out.push_str(&after[..=start + colon]);
-            out.push_str(REDACTION_MARK);
-            &after[end..]
-        }
-        _ => after,
-    }
-}
-
-fn is_token(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "_-.+/=~".contains(c)
-}
-
-/// Removes words of a well-known format, and long ones that look random.
-fn redact_words(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find(is_token) {
-        let (before, from) = rest.split_at(start);
-        out.push_str(before);
-        let end = from.find(|c| !is_token(c)).unwrap_or(from.len());
-        let (word, after) = from.split_at(end);
-        // Paths and assignments consist of several words.
-        for part in word.split_inclusive(['/', '=']) {
-            let (core, tail) = match part.strip_suffix(['/', '=']) {
-                Some(core) => (core, &part[core.len()..]),
-                None => (part, ""),
-            };
-            match secret_in(core) {
-                Some(start) => {
-                    out.push_str(&core[..start]);
+            let blanks = || patterns.blanks.find(after).filter(|_| has_next);
+            if let Some(before) = patterns.separator.find(after).or_else(blanks) {
+                if lower.contains("authorization") || lower.contains("cookie") {
+                    let header = patterns.header.find(&after[before.end()..]).map_or(0, |value| value.end());
+                    out.push_str(before.as_str());
                     out.push_str(REDACTION_MARK);
+                    rest = &after[before.end() + header..];
+                } else {
+                    rest = redact_value(after, before.end(), patterns, &mut out);
                 }
-                None => out.push_str(core),
             }
-            out.push_str(tail);
+        } else if matches!(lower.as_str(), "-u" | "--user" | "--proxy-user") {
+            if let Some(user) = patterns.user.captures(after) {
+                out.push_str(&user[1]);
+                out.push_str(REDACTION_MARK);
+                rest = &after[user[0].len()..];
+            }
+        } else if matches!(lower.as_str(), "bearer" | "basic") && after.starts_with(' ') {
+            rest = redact_value(after, 1, patterns, &mut out);
         }
-        rest = after;
     }
     out.push_str(rest);
     out
+}
+
+/// Removes the value that begins after `start` bytes, and returns the rest. A reference to a variable
+/// or a substitution is not a secret.
+fn redact_value<'a>(text: &'a str, start: usize, patterns: &SecretPatterns, out: &mut String) -> &'a str {
+    let (before, rest) = text.split_at(start);
+    out.push_str(before);
+    let value = patterns.value.find(rest).map_or("", |found| found.as_str());
+    let (quote, inner) = value.split_at(usize::from(value.starts_with(['"', '\''])));
+    if inner.is_empty() || inner.starts_with('$') || inner.starts_with(REDACTION_MARK) {
+        return rest;
+    }
+    out.push_str(quote);
+    out.push_str(REDACTION_MARK);
+    &rest[value.len()..]
+}
+
+/// Removes a word of a well-known format, or a long one that looks random.
+fn redact_word(word: &str) -> String {
+    match secret_in(word) {
+        Some(start) => format!("{}{REDACTION_MARK}", &word[..start]),
+        None => word.to_owned(),
+    }
 }
 
 /// Returns the position in a word at which a secret starts.

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, CWD, Mode, chmodat};
 use rustix::thread::{Gid, UnshareFlags, set_thread_groups, unshare_unsafe};
 
 use crate::Errno;
@@ -37,11 +37,7 @@ pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
 /// # Errors
 /// As connect(2).
 pub fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
-    // SAFETY: `address` is valid for its length.
-    unsafe {
-        raw_syscall(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0])
-    }
-    .map(drop)
+    call_with_address(libc::SYS_connect, socket, address)
 }
 
 /// Binds `socket` to an address in the form of the kernel (`struct sockaddr`).
@@ -49,11 +45,13 @@ pub fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errn
 /// # Errors
 /// As bind(2).
 pub fn bind_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
-    // SAFETY: `address` is valid for its length.
-    unsafe {
-        raw_syscall(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0])
-    }
-    .map(drop)
+    call_with_address(libc::SYS_bind, socket, address)
+}
+
+fn call_with_address(number: libc::c_long, socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    let args = [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0];
+    // SAFETY: `address` is valid for its length, and both calls only read it.
+    unsafe { raw_syscall(number, args) }.map(drop)
 }
 
 /// Returns whether any process has a regular file open or mapped for writing. `file` must be open
@@ -83,12 +81,5 @@ pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// As chmod(2).
 pub fn change_mode(object: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let path = crate::resolve::DescriptorPath::new(object);
-    // SAFETY: the path is a C string that lives past the call.
-    unsafe {
-        raw_syscall(
-            libc::SYS_fchmodat,
-            [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0],
-        )
-    }
-    .map(drop)
+    chmodat(CWD, path.as_c_str(), Mode::from_raw_mode(mode), AtFlags::empty())
 }

@@ -1,6 +1,9 @@
 //! Closing inherited descriptors, and setting the standard streams.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::Errno;
 use crate::call::raw_syscall;
@@ -47,21 +50,9 @@ fn close_range(first: u32, last: u32, flags: usize) -> Result<(), Errno> {
 /// EMFILE.
 pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
     // Copies above 2 first: a source may be the target of another.
-    let mut copies = [-1; 3];
-    for (copy, stream) in copies.iter_mut().zip(streams) {
-        // SAFETY: plain integers and an open descriptor.
-        let fd = unsafe {
-            raw_syscall(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0])
-        }?;
-        *copy = fd as RawFd;
-    }
-    for (target, copy) in copies.into_iter().enumerate() {
-        // SAFETY: plain integers; 0 to 2 have no owner in a new child.
-        unsafe { raw_syscall(libc::SYS_dup3, [copy as usize, target, 0, 0, 0, 0]) }?;
-    }
-    for copy in copies {
-        // SAFETY: a descriptor that this function made.
-        unsafe { raw_syscall(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]) }?;
-    }
-    Ok(())
+    let [stdin, stdout, stderr] = streams.map(|stream| fcntl_dupfd_cloexec(stream, 3));
+    let (stdin, stdout, stderr) = (stdin?, stdout?, stderr?);
+    dup2_stdin(&stdin)?;
+    dup2_stdout(&stdout)?;
+    dup2_stderr(&stderr)
 }

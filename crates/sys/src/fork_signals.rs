@@ -1,9 +1,9 @@
 //! Signal masks and dispositions around a fork, and a descriptor for SIGCHLD.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::Errno;
-use crate::call::{last_errno, own_descriptor};
+use crate::signals::{INFO_BYTES, open_descriptor, signal_in};
 
 /// Blocks every signal for this thread until dropped, so that a handler of the parent never runs in
 /// the child before the child resets it.
@@ -54,29 +54,15 @@ pub fn reset_for_exec() {
 /// # Errors
 /// EMFILE, ENFILE, ENOMEM.
 pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
-    // SAFETY: a set of our own that holds one signal; SIGCHLD must not be ignored, or the kernel
-    // would reap by itself.
-    let fd = unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        libc::sigaddset(&raw mut set, libc::SIGHUP);
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-    };
-    if fd < 0 {
-        return Err(last_errno());
-    }
-    // SAFETY: a new descriptor that has no other owner.
-    Ok(unsafe { own_descriptor(fd as usize) })
+    // SAFETY: a default disposition. SIGCHLD must not be ignored, or the kernel would reap by itself.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    open_descriptor(&[libc::SIGCHLD, libc::SIGHUP], libc::SFD_NONBLOCK)
 }
 
 /// Empties a descriptor made by [`child_end_descriptor`]. Returns whether the terminal has hung up.
 pub fn drain_descriptor(descriptor: BorrowedFd<'_>) -> bool {
-    // SAFETY: plain data; all zeroes is a valid value.
-    let mut signal_infos: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer is ours and as long as said; the descriptor does not block, and each of
-    // two signals is there once at most, so one read suffices.
-    unsafe { libc::read(descriptor.as_raw_fd(), signal_infos.as_mut_ptr().cast(), size_of_val(&signal_infos)) };
-    signal_infos.iter().any(|one| one.ssi_signo == libc::SIGHUP as u32)
+    // Each of two signals is there once at most, so one read suffices.
+    let mut infos = [0; 4 * INFO_BYTES];
+    let length = rustix::io::read(descriptor, &mut infos).unwrap_or_default();
+    infos.chunks(INFO_BYTES).take(length / INFO_BYTES).any(|info| signal_in(info) == Some(libc::SIGHUP))
 }

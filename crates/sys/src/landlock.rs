@@ -15,24 +15,11 @@ pub mod access {
     pub const WRITE_FILE: u64 = 1 << 1;
     /// Open a file for reading.
     pub const READ_FILE: u64 = 1 << 2;
-    /// Remove a directory.
-    pub const REMOVE_DIR: u64 = 1 << 4;
-    /// Remove anything else.
-    pub const REMOVE_FILE: u64 = 1 << 5;
-    /// Make a character device.
-    pub const MAKE_CHAR: u64 = 1 << 6;
-    /// Make a directory.
-    pub const MAKE_DIR: u64 = 1 << 7;
-    /// Make a regular file.
-    pub const MAKE_REG: u64 = 1 << 8;
+    /// Remove or make any object in a directory: the rights from `REMOVE_DIR` (bit 4) to `MAKE_SYM` (bit
+    /// 12).
+    pub const CHANGE_ENTRIES: u64 = (1 << 13) - (1 << 4);
     /// Make a unix socket.
     pub const MAKE_SOCK: u64 = 1 << 9;
-    /// Make a named pipe.
-    pub const MAKE_FIFO: u64 = 1 << 10;
-    /// Make a block device.
-    pub const MAKE_BLOCK: u64 = 1 << 11;
-    /// Make a symbolic link.
-    pub const MAKE_SYM: u64 = 1 << 12;
     /// Link or rename between directories (ABI 2).
     pub const REFER: u64 = 1 << 13;
     /// Truncate (ABI 3).
@@ -42,17 +29,9 @@ pub mod access {
 
     /// Returns every right of ABI `abi` that allows a change.
     pub const fn change_rights(abi: u32) -> u64 {
-        let base = WRITE_FILE
-            | REMOVE_DIR
-            | REMOVE_FILE
-            | MAKE_CHAR
-            | MAKE_DIR
-            | MAKE_REG
-            | MAKE_SOCK
-            | MAKE_FIFO
-            | MAKE_BLOCK
-            | MAKE_SYM;
-        base | if abi >= 2 { REFER } else { 0 }
+        WRITE_FILE
+            | CHANGE_ENTRIES
+            | if abi >= 2 { REFER } else { 0 }
             | if abi >= 3 { TRUNCATE } else { 0 }
             | if abi >= 5 { IOCTL_DEV } else { 0 }
     }

@@ -101,7 +101,8 @@ pub fn attach_at(what: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -
 /// # Errors
 /// ENOSYS below kernel 5.12, EPERM if a flag is locked.
 pub fn restrict_mount(what: BorrowedFd<'_>, forbids: MountRestrictions, recursive: bool) -> Result<(), Errno> {
-    set_attributes(what, MountAttr { set: forbids.attribute_bits(), clear: 0, propagation: 0, userns_fd: 0 }, recursive)
+    let attributes = MountAttr { set: forbids.attribute_bits(), clear: 0, propagation: 0, userns_fd: 0 };
+    set_attributes(what, c"", attributes, recursive)
 }
 
 /// Disables mount propagation to and from other namespaces for the whole tree at `/`.
@@ -110,36 +111,16 @@ pub fn restrict_mount(what: BorrowedFd<'_>, forbids: MountRestrictions, recursiv
 /// ENOSYS below kernel 5.12, EPERM without CAP_SYS_ADMIN in this namespace.
 pub fn make_private() -> Result<(), Errno> {
     let attributes = MountAttr { set: 0, clear: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
-    set_attributes_at(CWD, c"/", attributes, true)
+    set_attributes(CWD, c"/", attributes, true)
 }
 
-fn set_attributes(what: BorrowedFd<'_>, attributes: MountAttr, recursive: bool) -> Result<(), Errno> {
-    set_attributes_at(what, c"", attributes, recursive)
-}
-
-fn set_attributes_at(
-    directory: BorrowedFd<'_>,
-    path: &CStr,
-    attributes: MountAttr,
-    recursive: bool,
-) -> Result<(), Errno> {
+fn set_attributes(directory: BorrowedFd<'_>, path: &CStr, attributes: MountAttr, recursive: bool) -> Result<(), Errno> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    let (directory, attributes) = (directory.as_raw_fd() as usize, &raw const attributes as usize);
+    let args = [directory, path.as_ptr() as usize, flags as usize, attributes, size_of::<MountAttr>(), 0];
     // SAFETY: `path` is a C string and `attributes` a mount_attr of the size given; both outlive
     // the call.
-    unsafe {
-        raw_syscall(
-            libc::SYS_mount_setattr,
-            [
-                directory.as_raw_fd() as usize,
-                path.as_ptr() as usize,
-                flags as usize,
-                &raw const attributes as usize,
-                size_of::<MountAttr>(),
-                0,
-            ],
-        )
-    }
-    .map(drop)
+    unsafe { raw_syscall(libc::SYS_mount_setattr, args) }.map(drop)
 }
 
 /// Drops unused names from the lookup cache of the filesystem of `mount`, so that an overlay looks

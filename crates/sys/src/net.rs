@@ -32,7 +32,7 @@ const LOCAL_ADDRESS_ATTRIBUTE: u16 = 2;
 const ROUTE_OUT_ATTRIBUTE: u16 = 4;
 /// Header length of a message, and of an attribute.
 const MESSAGE_HEADER_BYTES: usize = 16;
-const ATTRIBUTE_HEADER_BYTES: usize = 4;
+const ATTRIBUTE_HEADER_BYTES: u16 = 4;
 /// Buffer size of a batch: twice the size of all messages.
 const BATCH_BYTES: usize = 512;
 /// Index of the first IPv6 message in the batch, counted from 0.
@@ -95,12 +95,11 @@ struct NetlinkBatch {
     space: [u8; BATCH_BYTES],
     length: usize,
     messages: u32,
-    start: usize,
 }
 
 impl Default for NetlinkBatch {
     fn default() -> Self {
-        Self { space: [0; BATCH_BYTES], length: 0, messages: 0, start: 0 }
+        Self { space: [0; BATCH_BYTES], length: 0, messages: 0 }
     }
 }
 
@@ -111,76 +110,61 @@ impl NetlinkBatch {
 
     /// Adds `struct ifinfomsg`: family, padding, type, index, flags, their mask.
     fn loopback_up(&mut self) {
-        self.begin_message(NEW_LINK, REQUEST_FLAG);
-        self.append_bytes(&[0; 4]);
-        self.append_bytes(&LOOPBACK_INDEX.to_ne_bytes());
-        self.append_bytes(&(libc::IFF_UP as u32).to_ne_bytes());
-        self.append_bytes(&(libc::IFF_UP as u32).to_ne_bytes());
-        self.end_message();
+        let flags = (libc::IFF_UP as u32).to_ne_bytes();
+        self.add_message(NEW_LINK, REQUEST_FLAG, &[&[0; 4], &LOOPBACK_INDEX.to_ne_bytes(), &flags, &flags]);
     }
 
     /// Adds `struct ifaddrmsg`: family, prefix, flags, scope, index.
     fn add_address(&mut self, address: IpAddr) {
-        let (family, bits) = match address {
-            IpAddr::V4(_) => (AddressFamily::INET, 32),
-            IpAddr::V6(_) => (AddressFamily::INET6, 128),
-        };
-        self.begin_message(NEW_ADDRESS, REQUEST_FLAG | CREATE_EXCLUSIVE_FLAGS);
+        let index = LOOPBACK_INDEX.to_ne_bytes();
         // The address is unique here, so duplicate detection is disabled.
-        self.append_bytes(&[family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]);
-        self.append_bytes(&LOOPBACK_INDEX.to_ne_bytes());
+        let body = |family: AddressFamily, bits| {
+            [family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]
+        };
         match address {
             IpAddr::V4(address) => {
-                self.add_attribute(LOCAL_ADDRESS_ATTRIBUTE, &address.octets());
-                self.add_attribute(ADDRESS_ATTRIBUTE, &address.octets());
+                let (local, other) = (attribute(LOCAL_ADDRESS_ATTRIBUTE, 4), attribute(ADDRESS_ATTRIBUTE, 4));
+                let address = address.octets();
+                self.create(NEW_ADDRESS, &[&body(AddressFamily::INET, 32), &index, &local, &address, &other, &address]);
             }
-            IpAddr::V6(address) => self.add_attribute(ADDRESS_ATTRIBUTE, &address.octets()),
+            IpAddr::V6(address) => {
+                let header = attribute(ADDRESS_ATTRIBUTE, 16);
+                self.create(NEW_ADDRESS, &[&body(AddressFamily::INET6, 128), &index, &header, &address.octets()]);
+            }
         }
-        self.end_message();
     }
 
     /// Adds `struct rtmsg`: family, both prefixes, service, table, origin, scope, type, flags.
     fn add_route(&mut self, family: AddressFamily) {
-        self.begin_message(NEW_ROUTE, REQUEST_FLAG | CREATE_EXCLUSIVE_FLAGS);
         let (table, origin) = (libc::RT_TABLE_LOCAL, libc::RTPROT_BOOT);
-        self.append_bytes(&[family.as_raw() as u8, 0, 0, 0, table, origin, libc::RT_SCOPE_HOST, libc::RTN_LOCAL]);
-        self.append_bytes(&[0; 4]);
-        self.add_attribute(ROUTE_OUT_ATTRIBUTE, &LOOPBACK_INDEX.to_ne_bytes());
-        self.end_message();
+        let body = [family.as_raw() as u8, 0, 0, 0, table, origin, libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0];
+        self.create(NEW_ROUTE, &[&body, &attribute(ROUTE_OUT_ATTRIBUTE, 4), &LOOPBACK_INDEX.to_ne_bytes()]);
     }
 
-    /// Begins a message with `struct nlmsghdr`; its length is set at the end.
-    fn begin_message(&mut self, kind: u16, flags: u16) {
-        self.start = self.length;
-        self.append_bytes(&[0; 4]);
-        self.append_bytes(&kind.to_ne_bytes());
-        self.append_bytes(&flags.to_ne_bytes());
-        self.append_bytes(&self.messages.to_ne_bytes());
-        self.append_bytes(&[0; 4]);
+    fn create(&mut self, kind: u16, parts: &[&[u8]]) {
+        self.add_message(kind, REQUEST_FLAG | CREATE_EXCLUSIVE_FLAGS, parts);
+    }
+
+    /// Adds a message that consists of `struct nlmsghdr` and these parts. The length of each part is a
+    /// multiple of four, as the alignment of attributes requires.
+    fn add_message(&mut self, kind: u16, flags: u16, parts: &[&[u8]]) {
+        let length = MESSAGE_HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
+        let (kind, flags) = (kind.to_ne_bytes(), flags.to_ne_bytes());
+        let header: [&[u8]; 5] = [&(length as u32).to_ne_bytes(), &kind, &flags, &self.messages.to_ne_bytes(), &[0; 4]];
         self.messages += 1;
-    }
-
-    fn end_message(&mut self) {
-        let length = (self.length - self.start) as u32;
-        if let Some(field) = self.space.get_mut(self.start..self.start + 4) {
-            field.copy_from_slice(&length.to_ne_bytes());
+        for part in header.iter().chain(parts) {
+            if let Some(space) = self.space.get_mut(self.length..self.length + part.len()) {
+                space.copy_from_slice(part);
+                self.length += part.len();
+            }
         }
     }
+}
 
-    /// Adds an attribute. The length of every value here is a multiple of four, as the alignment of
-    /// attributes requires.
-    fn add_attribute(&mut self, kind: u16, value: &[u8]) {
-        self.append_bytes(&((ATTRIBUTE_HEADER_BYTES + value.len()) as u16).to_ne_bytes());
-        self.append_bytes(&kind.to_ne_bytes());
-        self.append_bytes(value);
-    }
-
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        if let Some(space) = self.space.get_mut(self.length..self.length + bytes.len()) {
-            space.copy_from_slice(bytes);
-            self.length += bytes.len();
-        }
-    }
+/// Returns the header of an attribute with a value of this length.
+fn attribute(kind: u16, value_bytes: u16) -> [u8; 4] {
+    let ([a, b], [c, d]) = ((ATTRIBUTE_HEADER_BYTES + value_bytes).to_ne_bytes(), kind.to_ne_bytes());
+    [a, b, c, d]
 }
 
 /// Makes a socket in this thread's namespace, close-on-exec and non-blocking, for the family of
@@ -215,7 +199,7 @@ pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
     };
-    set_socket_option(socket.as_fd(), level, option, 1)?;
+    set_option(socket.as_fd(), level, option, &[1])?;
     Ok(socket)
 }
 
@@ -275,16 +259,12 @@ fn bind_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
     let socket = internet_socket(address_family(at), kind)?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
-        set_socket_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)?;
+        set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, &[1])?;
     } else {
-        set_socket_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, 1)?;
+        set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, &[1])?;
     }
     bind(&socket, &at)?;
     Ok(socket)
-}
-
-fn set_socket_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32) -> Result<(), Errno> {
-    set_option(socket, level, option, &[value])
 }
 
 /// Lets programs without capabilities bind every port of the calling thread's network namespace.

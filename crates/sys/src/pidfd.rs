@@ -1,12 +1,14 @@
 //! Descriptors of processes and threads, and copies of their descriptors.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::Errno;
-use crate::call::{own_descriptor, raw_syscall};
+use crate::call::raw_syscall;
 
 /// `PIDFD_THREAD` (kernel 6.9).
-const THREAD_FLAG: usize = libc::O_EXCL as usize;
+const THREAD_FLAG: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
 
 /// `KCMP_FILES`: compares the descriptor tables of two threads.
 const COMPARE_FILES: usize = 2;
@@ -24,13 +26,13 @@ pub fn open_for_descriptors(tid: u32, process: impl FnOnce() -> Result<u32, Errn
         other => return other,
     }
     let first = process()?;
-    if first == tid || have_one_table(tid, first)? { open_pidfd(first, 0) } else { Err(Errno::INVAL) }
+    if first == tid || have_one_table(tid, first)? { open_pidfd(first, PidfdFlags::empty()) } else { Err(Errno::INVAL) }
 }
 
 /// Returns whether `tid` is the first thread of its process, whose id is the process id. Only such
 /// a thread can be opened without `PIDFD_THREAD`. Costs a tenth of reading the id in `/proc`.
 pub fn is_first_thread(tid: u32) -> bool {
-    open_pidfd(tid, 0).is_ok()
+    open_pidfd(tid, PidfdFlags::empty()).is_ok()
 }
 
 fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
@@ -48,22 +50,18 @@ fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
 /// # Errors
 /// EBADF if the process has no such descriptor, EPERM if it may not be traced.
 pub fn copy_descriptor(pidfd: BorrowedFd<'_>, number: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: plain integers; the result is a new descriptor.
-    unsafe {
-        raw_syscall(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0])
-            .map(|fd| own_descriptor(fd))
-    }
+    pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())
 }
 
-fn open_pidfd(tid: u32, flags: usize) -> Result<OwnedFd, Errno> {
-    // SAFETY: plain integers; the result is a new descriptor.
-    unsafe { raw_syscall(libc::SYS_pidfd_open, [tid as usize, flags, 0, 0, 0, 0]).map(|fd| own_descriptor(fd)) }
+fn open_pidfd(tid: u32, flags: PidfdFlags) -> Result<OwnedFd, Errno> {
+    let tid = i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+    pidfd_open(tid, flags)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     #[test]
     fn a_copy_is_the_same_open_file() {

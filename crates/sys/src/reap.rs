@@ -1,8 +1,9 @@
 //! Waiting for children, and their resource usage.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::process::Pid;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitId, WaitIdOptions, set_child_subreaper, waitid};
 
 use crate::Errno;
 use crate::call::last_errno;
@@ -80,7 +81,7 @@ fn stop_tracing(child: Pid, signal: i32) {
 /// # Errors
 /// ECHILD if the process is not (or no longer) a child of this process.
 pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<ProcessExit>, Errno> {
-    wait_pidfd_with(pidfd, libc::WNOHANG)
+    wait_pidfd_with(pidfd, WaitIdOptions::NOHANG)
 }
 
 /// As [`wait_pidfd`], but waits for the end: for children that were sent SIGKILL.
@@ -88,28 +89,16 @@ pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<ProcessExit>, Errno> {
 /// # Errors
 /// ECHILD if the process is not (or no longer) a child of this process.
 pub fn wait_pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<ProcessExit>, Errno> {
-    wait_pidfd_with(pidfd, 0)
+    wait_pidfd_with(pidfd, WaitIdOptions::empty())
 }
 
-fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<ProcessExit>, Errno> {
-    // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let options = libc::WEXITED | libc::__WALL | extra;
-    // SAFETY: `info` is a valid out pointer and `pidfd` an open descriptor.
-    while unsafe { libc::waitid(libc::P_PIDFD, pidfd.as_raw_fd() as u32, &raw mut info, options) } < 0 {
-        match last_errno() {
-            Errno::INTR => {}
-            errno => return Err(errno),
-        }
-    }
-    // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or all zero if the child
-    // has not ended).
-    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-    Ok(match (pid, info.si_code) {
-        (0, _) => None,
-        (_, libc::CLD_EXITED) => Some(ProcessExit::Exited(status)),
-        _ => Some(ProcessExit::Signaled(status)),
-    })
+fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: WaitIdOptions) -> Result<Option<ProcessExit>, Errno> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(libc::__WALL as u32) | extra;
+    let ended = retry_on_intr(|| waitid(WaitId::PidFd(pidfd), options))?;
+    Ok(ended.map(|status| match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => ProcessExit::Exited(code),
+        (None, signal) => ProcessExit::Signaled(signal.unwrap_or_default()),
+    }))
 }
 
 /// Returns the total usage of all reaped children.
@@ -130,9 +119,8 @@ pub fn children_used() -> ProcessUsage {
 /// # Errors
 /// Never in practice.
 pub fn adopt_orphans() -> Result<(), Errno> {
-    // SAFETY: plain integers.
-    let failed = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } < 0;
-    if failed { Err(last_errno()) } else { Ok(()) }
+    // The kernel only checks whether the number is zero.
+    set_child_subreaper(Some(Pid::INIT))
 }
 
 /// Sends `signal` to the process group of `leader`; best effort.

@@ -2,7 +2,15 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::retry_on_intr;
+
+use crate::Errno;
+use crate::call::{last_errno, own_descriptor};
+
+/// Bytes that a read returns for each signal.
+pub(crate) const INFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
 
 /// Signals of this process, blocked and read instead (signalfd(2)).
 ///
@@ -28,15 +36,8 @@ impl SignalDescriptor {
                 effective_signals.push(signal);
             }
         }
-        let set = set_of(&effective_signals)?;
         block_signals(&effective_signals)?;
-        // SAFETY: `set` is an initialised signal set; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: signalfd just returned this descriptor, and it has no other owner.
-        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Self { fd: open_descriptor(&effective_signals, 0)? })
     }
 
     /// Waits for the next signal, without a time-out; poll the descriptor first if one is needed.
@@ -44,23 +45,9 @@ impl SignalDescriptor {
     /// # Errors
     /// Never in practice: the descriptor belongs to this value and blocks.
     pub fn next(&self) -> io::Result<i32> {
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
-        let size = size_of::<libc::signalfd_siginfo>();
-        loop {
-            // SAFETY: the buffer is valid for `size` bytes for the whole call.
-            let length = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
-            if length == size.cast_signed() {
-                // SAFETY: the kernel filled the whole structure, of integers only.
-                return Ok(unsafe { info.assume_init() }.ssi_signo.cast_signed());
-            }
-            let error = io::Error::last_os_error();
-            if length >= 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
+        let mut info = [0; INFO_BYTES];
+        let length = retry_on_intr(|| rustix::io::read(&self.fd, &mut info))?;
+        info.get(..length).and_then(signal_in).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -100,7 +87,7 @@ fn is_ignored(signal: i32) -> io::Result<bool> {
     Ok(unsafe { old.assume_init() }.sa_sigaction == libc::SIG_IGN)
 }
 
-fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
+fn set_of(signals: &[i32]) -> Result<libc::sigset_t, Errno> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `set` is valid for writing; sigemptyset initialises all of it.
     let mut set = unsafe {
@@ -110,10 +97,28 @@ fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
     for &signal in signals {
         // SAFETY: `set` is initialised.
         if unsafe { libc::sigaddset(&raw mut set, signal) } != 0 {
-            return Err(io::Error::last_os_error());
+            return Err(last_errno());
         }
     }
     Ok(set)
+}
+
+/// Opens a descriptor from which these signals are read, which must be blocked. Makes only system
+/// calls.
+pub(crate) fn open_descriptor(signals: &[i32], flags: i32) -> Result<OwnedFd, Errno> {
+    let set = set_of(signals)?;
+    // SAFETY: `set` is an initialised signal set; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: signalfd just returned this descriptor, and it has no other owner.
+    Ok(unsafe { own_descriptor(fd as usize) })
+}
+
+/// Returns the signal in one complete `struct signalfd_siginfo`, whose first field it is.
+pub(crate) fn signal_in(info: &[u8]) -> Option<i32> {
+    info.first_chunk::<4>().filter(|_| info.len() == INFO_BYTES).map(|number| i32::from_ne_bytes(*number))
 }
 
 #[cfg(test)]

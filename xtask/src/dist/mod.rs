@@ -4,10 +4,7 @@
 //! This module must not know subcommands: the binary itself writes its manual pages and
 //! completions.
 
-mod check;
-mod debian;
 mod elf;
-mod files;
 mod sbom;
 
 use std::fs;
@@ -15,13 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sha2::{Digest as _, Sha256};
-
-use files::PackedFile;
 
 const USAGE: &str = "usage: cargo xtask dist [--binary PATH] [--output DIR] [--check]";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const APPARMOR_PROFILE: &str = include_str!("debian/apparmor");
+/// Control files and scripts of the Debian package, in the workspace.
+const CONTROL_FILES: &str = "xtask/src/dist/debian";
 /// Each shell, and the name of its completions in the archive.
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "stockade.bash"), ("zsh", "_stockade"), ("fish", "stockade.fish")];
 
@@ -38,17 +33,8 @@ struct DistArgs {
 
 /// Everything that the artifacts are made of.
 struct ReleaseContent {
-    binary: Vec<u8>,
-    /// Manual pages, by their file name.
-    manual: Vec<(String, Vec<u8>)>,
-    /// Completions, by their file name in the archive.
-    completions: Vec<(&'static str, Vec<u8>)>,
-    readme: Vec<u8>,
-    license: Vec<u8>,
-    changelog: Vec<u8>,
-    sbom: Vec<u8>,
-    /// Licence texts of the libraries in the binary.
-    third_party: Vec<u8>,
+    /// Files of the archive: path and content.
+    files: Vec<(String, Vec<u8>)>,
     /// Modification time of every file, in seconds since the epoch.
     epoch: u64,
 }
@@ -67,7 +53,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for artifact in &artifacts {
         println!("{}", artifact.display());
     }
-    if arguments.check { check::try_artifacts(&output) } else { Ok(()) }
+    if arguments.check { try_artifacts(&output) } else { Ok(()) }
 }
 
 fn parse_arguments(arguments: &[String]) -> Result<DistArgs> {
@@ -108,17 +94,21 @@ fn collect_content(root: &Path, binary: &Path) -> Result<ReleaseContent> {
     );
     let epoch = source_date(root)?;
     let libraries = sbom::linked_packages(root, &host_target()?, &content)?;
-    Ok(ReleaseContent {
-        binary: content,
-        manual: render_manual(binary)?,
-        completions: render_completions(binary)?,
-        readme: read(root.join("README.md"))?,
-        license: read(root.join("LICENSE"))?,
-        changelog: read(root.join("CHANGELOG.md"))?,
-        sbom: sbom::render(&libraries, epoch)?,
-        third_party: sbom::collect_licenses(&libraries)?,
-        epoch,
-    })
+    let mut files = vec![
+        ("stockade".to_owned(), content),
+        ("third-party-licenses".to_owned(), sbom::collect_licenses(&libraries)?),
+        ("sbom.cdx.json".to_owned(), sbom::render(&libraries, epoch)?),
+        ("apparmor/stockade".to_owned(), read(root.join(CONTROL_FILES).join("apparmor"))?),
+    ];
+    for name in ["README.md", "LICENSE", "CHANGELOG.md"] {
+        files.push((name.to_owned(), read(root.join(name))?));
+    }
+    files.extend(render_manual(binary)?);
+    for (shell, name) in COMPLETIONS {
+        let text = output_of(Command::new(binary).args(["completions", shell]))?;
+        files.push((format!("completions/{name}"), text.into_bytes()));
+    }
+    Ok(ReleaseContent { files, epoch })
 }
 
 /// Returns `SOURCE_DATE_EPOCH`, or else the date of the last commit.
@@ -142,63 +132,43 @@ fn render_manual(binary: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let mut pages = Vec::new();
     for entry in fs::read_dir(directory.path())? {
         let entry = entry?;
-        pages.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
+        pages.push((format!("man/man1/{}", entry.file_name().to_string_lossy()), fs::read(entry.path())?));
     }
-    pages.sort();
     ensure!(!pages.is_empty(), "`{} man` did not write a page", binary.display());
     Ok(pages)
-}
-
-fn render_completions(binary: &Path) -> Result<Vec<(&'static str, Vec<u8>)>> {
-    let render = |(shell, name)| {
-        let text = output_of(Command::new(binary).args(["completions", shell]))?;
-        Ok((name, text.into_bytes()))
-    };
-    COMPLETIONS.into_iter().map(render).collect()
 }
 
 /// Writes the artifacts and their checksums, and returns their paths.
 fn write_artifacts(content: &ReleaseContent, output: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(output)?;
-    let base = format!("stockade-{VERSION}-{}-linux", std::env::consts::ARCH);
-    let archive = output.join(format!("{base}.tar.gz"));
-    files::write_archive(&archive_files(content), &base, content.epoch, &archive)?;
-    let package = output.join(format!("stockade_{VERSION}_{}.deb", debian::architecture()?));
-    debian::write_package(content, &package)?;
-    let sbom = output.join(format!("{base}.cdx.json"));
-    fs::write(&sbom, &content.sbom)?;
-    let mut artifacts = vec![archive, package, sbom];
-    let sums = checksums(&artifacts)?;
-    artifacts.push(output.join("SHA256SUMS"));
-    fs::write(output.join("SHA256SUMS"), sums)?;
-    Ok(artifacts)
-}
-
-/// Returns the files of the archive.
-fn archive_files(content: &ReleaseContent) -> Vec<PackedFile> {
-    let mut files = vec![
-        PackedFile::program("stockade", &content.binary),
-        PackedFile::data("README.md", &content.readme),
-        PackedFile::data("LICENSE", &content.license),
-        PackedFile::data("CHANGELOG.md", &content.changelog),
-        PackedFile::data("third-party-licenses", &content.third_party),
-        PackedFile::data("sbom.cdx.json", &content.sbom),
-        PackedFile::data("apparmor/stockade", APPARMOR_PROFILE.as_bytes()),
-    ];
-    files.extend(content.manual.iter().map(|(name, page)| PackedFile::data(&format!("man/man1/{name}"), page)));
-    files.extend(content.completions.iter().map(|(name, text)| PackedFile::data(&format!("completions/{name}"), text)));
-    files
-}
-
-/// Returns the lines that sha256sum(1) checks.
-fn checksums(paths: &[PathBuf]) -> Result<String> {
-    let mut lines = String::new();
-    for path in paths {
-        let digits: String = Sha256::digest(fs::read(path)?).iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = path.file_name().context("an artifact is a file")?.to_string_lossy();
-        lines.push_str(&format!("{digits}  {name}\n"));
+    let directory = tempfile::tempdir()?;
+    let tree = directory.path().join(format!("stockade-{VERSION}-{}-linux", std::env::consts::ARCH));
+    for (name, bytes) in &content.files {
+        let path = tree.join(name);
+        fs::create_dir_all(path.parent().context("a file has a parent")?)?;
+        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(lines)
+    let mut script = Command::new("sh");
+    script.args(["-euc", include_str!("pack.sh"), "pack"]).arg(tree).arg(crate::workspace()?.join(CONTROL_FILES));
+    let paths = output_of(script.arg(output).args([VERSION, &content.epoch.to_string()]))?;
+    Ok(paths.lines().map(PathBuf::from).collect())
+}
+
+/// Installs the artifacts in fresh minimal Debian systems, runs the first command there, and compares
+/// the files of the system before and after. A script does the work, because it consists of programs
+/// of the system.
+///
+/// # Errors
+/// An error if a trial fails, or if this machine cannot make a system to try them in.
+fn try_artifacts(output: &Path) -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "--check makes system trees, and needs root for that");
+    // All mounts of the trials end with this namespace.
+    let mut script = Command::new("unshare");
+    script.args(["--mount", "--propagation=private", "sh", "-euc", include_str!("check.sh"), "check"]);
+    script.arg(output).args([crate::image::SUITE, include_str!("check_inside.sh")]);
+    let status = script.status().context("cannot start unshare")?;
+    ensure!(status.success(), "a test of the artifacts failed: {status}");
+    Ok(())
 }
 
 /// Runs a program, and returns its output as text.
@@ -215,17 +185,19 @@ mod tests {
     use super::*;
 
     fn content() -> ReleaseContent {
-        ReleaseContent {
-            binary: b"no program, but bytes".to_vec(),
-            manual: vec![("stockade.1".into(), b".TH stockade 1\n".to_vec())],
-            completions: COMPLETIONS.map(|(shell, name)| (name, shell.as_bytes().to_vec())).into(),
-            readme: b"readme\n".to_vec(),
-            license: b"license\n".to_vec(),
-            changelog: b"# Changes\n".to_vec(),
-            sbom: b"{}\n".to_vec(),
-            third_party: b"licences\n".to_vec(),
-            epoch: 1_700_000_000,
-        }
+        let files = [
+            ("stockade", "no program, but bytes"),
+            ("third-party-licenses", "licences\n"),
+            ("sbom.cdx.json", "{}\n"),
+            ("apparmor/stockade", include_str!("debian/apparmor")),
+            ("README.md", "readme\n"),
+            ("LICENSE", "license\n"),
+            ("CHANGELOG.md", "# Changes\n"),
+            ("man/man1/stockade.1", ".TH stockade 1\n"),
+        ];
+        let completions = COMPLETIONS.map(|(shell, name)| (format!("completions/{name}"), shell.into()));
+        let files = files.map(|(name, text)| (name.to_owned(), text.into())).into_iter().chain(completions);
+        ReleaseContent { files: files.collect(), epoch: 1_700_000_000 }
     }
 
     #[test]

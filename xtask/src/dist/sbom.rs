@@ -38,44 +38,22 @@ pub struct LinkedPackage {
 /// Name and version.
 type PackageKey = (String, String);
 
+/// The linked packages, each with the linked packages that it uses.
+type PackageUses = BTreeMap<PackageKey, BTreeSet<PackageKey>>;
+
 /// Parts of the output of `cargo metadata`.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<MetadataPackage>,
-    resolve: Resolve,
 }
 
 #[derive(Deserialize)]
 struct MetadataPackage {
-    id: String,
     name: String,
     version: String,
     license: Option<String>,
     repository: Option<String>,
     manifest_path: PathBuf,
-}
-
-#[derive(Deserialize)]
-struct Resolve {
-    nodes: Vec<ResolveNode>,
-}
-
-#[derive(Deserialize)]
-struct ResolveNode {
-    id: String,
-    deps: Vec<NodeDependency>,
-}
-
-#[derive(Deserialize)]
-struct NodeDependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Deserialize)]
-struct DependencyKind {
-    /// Absent for a normal dependency, else `dev` or `build`.
-    kind: Option<String>,
 }
 
 /// Parts of `Cargo.lock`.
@@ -94,65 +72,58 @@ struct LockedPackage {
 /// Returns the packages that are linked into the binary, sorted by name, and the libraries that the
 /// tool chain links, which `binary` names itself.
 pub fn linked_packages(root: &Path, target: &str, binary: &[u8]) -> Result<Vec<LinkedPackage>> {
-    let linked = linked_keys(root, target)?;
+    let mut uses = linked_uses(root, target)?;
     let mut metadata = Command::new("cargo");
     metadata.args(["metadata", "--locked", "--format-version=1", "--filter-platform", target]).current_dir(root);
     let metadata: Metadata = serde_json::from_str(&output_of(&mut metadata)?)?;
     let lock: LockFile = toml::from_str(&fs::read_to_string(root.join("Cargo.lock"))?)?;
-    let checksums: BTreeMap<PackageKey, Option<String>> =
+    let mut checksums: BTreeMap<PackageKey, Option<String>> =
         lock.package.into_iter().map(|package| ((package.name, package.version), package.checksum)).collect();
-    let keys: BTreeMap<String, PackageKey> =
-        metadata.packages.iter().map(|p| (p.id.clone(), (p.name.clone(), p.version.clone()))).collect();
-    let mut uses = used_packages(metadata.resolve, &keys, &linked);
-    let mut packages: Vec<LinkedPackage> = metadata
-        .packages
-        .into_iter()
-        .filter(|package| linked.contains(&keys[&package.id]))
-        .map(|package| LinkedPackage {
+    let linked = metadata.packages.into_iter().filter_map(|package| {
+        let key = (package.name, package.version);
+        Some(LinkedPackage {
+            uses: uses.remove(&key)?,
+            checksum: checksums.remove(&key).flatten(),
             // The older form of an expression.
             license: package.license.map(|license| license.replace('/', " OR ")),
             repository: package.repository,
-            checksum: checksums.get(&keys[&package.id]).cloned().flatten(),
             directory: package.manifest_path.parent().map(Path::to_owned),
-            uses: uses.remove(&keys[&package.id]).unwrap_or_default(),
-            name: package.name,
-            version: package.version,
+            name: key.0,
+            version: key.1,
         })
-        .collect();
+    });
+    let mut packages: Vec<LinkedPackage> = linked.collect();
     packages.extend(toolchain_libraries(binary)?);
     packages.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
     Ok(packages)
 }
 
-/// Returns the names and versions of the packages that the compiler links for this target.
-fn linked_keys(root: &Path, target: &str) -> Result<BTreeSet<PackageKey>> {
+/// Returns the packages that the compiler links for this target.
+fn linked_uses(root: &Path, target: &str) -> Result<PackageUses> {
     let mut tree = Command::new("cargo");
     tree.args(["tree", "--locked", "--package", ROOT_PACKAGE, "--target", target]);
-    tree.args(["--edges=normal,no-proc-macro", "--prefix=none", "--format={p}"]).current_dir(root);
-    output_of(&mut tree)?.lines().filter(|line| !line.is_empty()).map(parse_tree_line).collect()
+    tree.args(["--edges=normal,no-proc-macro", "--prefix=depth", "--format= {p}"]).current_dir(root);
+    let mut uses = PackageUses::new();
+    // The packages from the root to the last line. A package without its own uses was listed before.
+    let mut path: Vec<PackageKey> = Vec::new();
+    for line in output_of(&mut tree)?.lines().filter(|line| !line.is_empty()) {
+        let parsed = parse_tree_line(line);
+        let (depth, key) = parsed.with_context(|| format!("`cargo tree` printed an unknown line: {line}"))?;
+        path.truncate(depth);
+        if let Some(user) = path.last() {
+            uses.entry(user.clone()).or_default().insert(key.clone());
+        }
+        uses.entry(key.clone()).or_default();
+        path.push(key);
+    }
+    Ok(uses)
 }
 
-/// Parses `NAME vVERSION`, which may be followed by a source.
-fn parse_tree_line(line: &str) -> Result<PackageKey> {
+/// Parses `DEPTH NAME vVERSION`, which may be followed by a source.
+fn parse_tree_line(line: &str) -> Option<(usize, PackageKey)> {
     let mut words = line.split(' ');
-    let name = words.next().unwrap_or_default();
-    let version = words.next().and_then(|word| word.strip_prefix('v'));
-    let version = version.with_context(|| format!("`cargo tree` printed an unknown line: {line}"))?;
-    Ok((name.to_owned(), version.to_owned()))
-}
-
-/// Returns, for each linked package, the linked packages that it uses.
-fn used_packages(
-    resolve: Resolve,
-    keys: &BTreeMap<String, PackageKey>,
-    linked: &BTreeSet<PackageKey>,
-) -> BTreeMap<PackageKey, BTreeSet<PackageKey>> {
-    let is_normal = |dependency: &NodeDependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none());
-    let uses = |node: ResolveNode| {
-        let used = node.deps.iter().filter(|dependency| is_normal(dependency));
-        used.filter_map(|dependency| keys.get(&dependency.pkg)).filter(|key| linked.contains(key)).cloned().collect()
-    };
-    resolve.nodes.into_iter().filter_map(|node| Some((keys.get(&node.id)?.clone(), uses(node)))).collect()
+    let (depth, name, version) = (words.next()?, words.next()?, words.next()?);
+    Some((depth.parse().ok()?, (name.to_owned(), version.strip_prefix('v')?.to_owned())))
 }
 
 /// Returns the standard library of Rust and the C library, in the versions that the binary names.

@@ -29,7 +29,11 @@ mount --bind /run/load/sources "$root"
 chmod 755 /run
 export STOCKADE_BIN=/run/load/stockade SUITES=/run/load/suites STOCKADE_TEST_SLOWNESS=10 STOCKADE_ALL=1
 as_user() { setpriv --reuid stockade-test --regid stockade-test --init-groups env HOME=/home/stockade-test bash -c "$1"; }
-export -f as_user
+# as_managed_user SCRIPT: waits for the user's own service manager, and runs a script beside it.
+as_managed_user() {
+    as_user 'export XDG_RUNTIME_DIR=/run/user/$(id -u); for _ in $(seq 600); do [ -S $XDG_RUNTIME_DIR/bus ] && [ -S $XDG_RUNTIME_DIR/systemd/private ] && break; sleep 0.2; done; mkdir -p ~/w; cd ~/w; set -ex; '"$1"
+}
+export -f as_user as_managed_user
 
 exec 9>/dev/ttyS1
 while IFS=$'\t' read -r name command; do

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::First;
-use super::disk::Boot;
 
 /// How often it is looked whether a machine has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -102,10 +101,10 @@ impl Drop for Running {
 
 /// Runs a machine with this first process until it turns itself off, or for so long; anew
 /// where it ended by a fault of the emulation.
-pub fn run(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<Report> {
+pub fn run(work: &Path, kernel: &str, first: First, within: Duration) -> Result<Report> {
     let mut tries = 1;
     loop {
-        let (report, is_spoilt) = once(boot, first, load, within)?;
+        let (report, is_spoilt) = once(work, kernel, first, within)?;
         if tries == TRIES_MAX || !is_spoilt {
             return Ok(report);
         }
@@ -115,11 +114,11 @@ pub fn run(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<R
 }
 
 /// Runs a machine once: its report, and whether the emulation spoilt it.
-fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Report, bool)> {
-    let file = |kind: &str| boot.disk.with_extension(format!("{}.{kind}", first.list()));
+fn once(work: &Path, kernel: &str, first: First, within: Duration) -> Result<(Report, bool)> {
+    let file = |kind: &str| work.join(format!("system-{kernel}.{}.{kind}", first.list()));
     let (console, guest_output) = (file("console"), file("said"));
     let command_line = format!("console=ttyS0 quiet panic=-1 mitigations=off {}", first.parameter());
-    let drive = |path: &Path, more: &str| format!("file={},if=virtio,format=raw,{more}", path.display());
+    let drive = |disk: &str, more: &str| format!("file={},if=virtio,format=raw,{more}", work.join(disk).display());
     let machine = Command::new("qemu-system-x86_64")
         // The hosts this runs on are machines themselves, some with a KVM on
         // which a distribution's kernel does not start. The emulation spoils the
@@ -134,11 +133,12 @@ fn once(boot: &Boot, first: First, load: &Path, within: Duration) -> Result<(Rep
         .arg("-serial")
         .arg(format!("file:{}", guest_output.display()))
         .arg("-kernel")
-        .arg(&boot.kernel)
+        .arg(work.join(format!("vmlinuz-{kernel}")))
         .arg("-initrd")
-        .arg(&boot.start)
+        .arg(work.join(format!("start-{kernel}.cpio")))
         .args(["-append", &command_line])
-        .args(["-drive", &drive(&boot.disk, "snapshot=on"), "-drive", &drive(load, "readonly=on")])
+        .args(["-drive", &drive(&format!("system-{kernel}.ext4"), "snapshot=on")])
+        .args(["-drive", &drive("load.ext4", "readonly=on")])
         .stdin(Stdio::null())
         .spawn()
         .context("cannot start qemu-system-x86_64")?;

@@ -1,15 +1,14 @@
 //! Other kernels: virtual machines with the distribution's kernels, in which the
 //! suites run again, so that what an older kernel lacks is seen and not guessed.
 //!
-//! `packages` brings kernels, `disk` makes what a machine starts from, `machine`
-//! runs one, and `guest.sh` is its first process. Under software emulation
-//! everything is ten to thirty times slower than on this machine: nothing here
+//! `prepare.sh` makes what a machine starts from, because that consists of programs of
+//! the system. `machine` runs one, and `guest.sh` is its first process. Under software
+//! emulation everything is ten to thirty times slower than on this machine: nothing here
 //! measures time.
 
-mod disk;
 mod machine;
-mod packages;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -112,29 +111,25 @@ const MANAGER: &str = "manager";
 /// `kernels [--short | --only TARGET[,TARGET...] | --only TARGET FILTER] [KERNEL...]`.
 pub fn run(arguments: &[String]) -> Result<()> {
     let selection = Wanted::read(arguments)?;
-    packages::need_programs()?;
+    ensure!(cfg!(target_arch = "x86_64"), "the machines support x86-64 only");
+    ensure!(rustix::process::geteuid().is_root(), "making a system tree needs root");
     let built = build(&selection.suites)?;
     let work = built.stockade.ancestors().nth(3).context("the target directory")?.join("kernels");
-    let system = disk::system(&work)?;
     let checks = selection.checks();
-    let load = disk::load(&work, &built, &checks)?;
-    let mut boots = Vec::new();
-    for kernel in &selection.kernels {
-        let package = packages::kernel(&work, kernel.name, kernel.release)?;
-        boots.push((kernel, disk::boot(&work, kernel.name, &package, &system)?));
-    }
+    fill_load(&work.join("load"), &built, &checks)?;
+    prepare(&work, &selection.kernels)?;
     let starts = |first| checks.iter().any(|check| check.first == first);
     let firsts = [First::Guest, First::Manager].into_iter().filter(|first| starts(*first));
     let machines: Vec<_> =
-        firsts.flat_map(|first| boots.iter().map(move |(kernel, boot)| (first, kernel, boot))).collect();
+        firsts.flat_map(|first| selection.kernels.iter().map(move |kernel| (first, kernel))).collect();
     // All at once: much of what a machine does is wait.
     let reports: Vec<Result<machine::Report>> = thread::scope(|scope| {
-        let run = |first, boot| machine::run(boot, first, &load, MACHINE_TIMEOUT);
-        let running: Vec<_> = machines.iter().map(|(first, _, boot)| scope.spawn(move || run(*first, *boot))).collect();
+        let run = |first, kernel: &Kernel| machine::run(&work, kernel.name, first, MACHINE_TIMEOUT);
+        let running: Vec<_> = machines.iter().map(|(first, kernel)| scope.spawn(move || run(*first, kernel))).collect();
         running.into_iter().map(|m| m.join().unwrap_or_else(|_| bail!("the thread of a machine panicked"))).collect()
     });
     let mut failed = Vec::new();
-    for ((first, kernel, _), report) in machines.iter().zip(reports) {
+    for ((first, kernel), report) in machines.iter().zip(reports) {
         let report = report?;
         for check in checks.iter().filter(|check| check.first == *first) {
             let (ended, output) = report.of(&check.name);
@@ -198,60 +193,23 @@ impl<'a> Wanted<'a> {
         Ok(Self { kernels, suites, firsts })
     }
 
+    /// Returns the checks of `checks.txt`, and the suites where nothing else runs.
     fn checks(&self) -> Vec<Check> {
-        let all = self.firsts.iter().flat_map(|first| match first {
-            First::Guest => alone(&self.suites),
-            First::Manager => managed(),
-        });
-        all.collect()
+        let mut checks = Vec::new();
+        for first in self.firsts.iter().copied() {
+            let rows = include_str!("checks.txt").lines().filter_map(|row| row.split_once('\t'));
+            let own = rows.filter(|(list, _)| *list == first.list()).filter_map(|(_, row)| row.split_once('\t'));
+            checks.extend(own.map(|(name, command)| Check { first, name: name.into(), command: command.into() }));
+            let suites = self.suites.iter().filter(|_| first == First::Guest);
+            checks.extend(suites.map(|Suite { target, only, .. }| {
+                // That suite has a harness of its own.
+                let more = if *target == "escape" { "--all" } else { "--nocapture --test-threads=2" };
+                let name = format!("{target} {only}").trim_end().to_owned();
+                Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
+            }));
+        }
+        checks
     }
-}
-
-/// Where nothing else runs.
-fn alone(suites: &[Suite<'_>]) -> Vec<Check> {
-    let first = First::Guest;
-    let run = "\"$STOCKADE_BIN\" run -- sh -c 'echo ran; exit 7'; [ $? = 7 ]";
-    let mut checks = vec![
-        Check { first, name: "doctor".to_owned(), command: "\"$STOCKADE_BIN\" doctor".to_owned() },
-        Check { first, name: "run as root".to_owned(), command: format!("mkdir /tmp/w && cd /tmp/w && {run}") },
-        Check {
-            first,
-            name: "run as a user".to_owned(),
-            command: format!("as_user 'mkdir -p ~/w && cd ~/w && {}'", run.replace('\'', "'\\''")),
-        },
-    ];
-    checks.extend(suites.iter().map(|Suite { target, only, .. }| {
-        // That suite has a harness of its own.
-        let more = if *target == "escape" { "--all" } else { "--nocapture --test-threads=2" };
-        let name = format!("{target} {only}").trim_end().to_owned();
-        Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
-    }));
-    checks
-}
-
-/// Beside the user's own service manager: a limit that a control group alone holds is
-/// held by a scope of that, a restart of it makes no difference, and nothing is left
-/// of the scope. Without the manager's socket the same run is refused.
-fn managed() -> Vec<Check> {
-    let check = |name: &str, script: &str| {
-        let ready = "export XDG_RUNTIME_DIR=/run/user/$(id -u); \
-                     for _ in $(seq 600); do [ -S $XDG_RUNTIME_DIR/bus ] && [ -S $XDG_RUNTIME_DIR/systemd/private ] && break; sleep 0.2; done; \
-                     mkdir -p ~/w; cd ~/w; set -ex;";
-        Check { first: First::Manager, name: name.to_owned(), command: format!("as_user '{ready} {script}'") }
-    };
-    let run = "\"$STOCKADE_BIN\" run --mode never --limit cpus=0.5 --limit memory=200MiB";
-    let held = "grep -q \"cpus 0.5: control group v2\" out.json; grep -q \"memory 200MiB: control group v2\" out.json;";
-    vec![
-        check("doctor of a user", "\"$STOCKADE_BIN\" doctor | tee doctor; grep -q \"asked for a scope\" doctor"),
-        check("no manager", &format!("! XDG_RUNTIME_DIR=/nowhere {run} -- true")),
-        check("a scope at full", &format!("{run} --json=out.json -- true; {held}")),
-        check("a scope at restricted", &format!("{run} --level restricted --json=out.json -- true; {held}")),
-        check(
-            "no scope is left",
-            "for _ in $(seq 100); do units=$(systemctl --user list-units --all --plain); \
-             echo \"$units\" | grep -q init.scope; echo \"$units\" | grep stockade- || exit 0; sleep 0.2; done; exit 1",
-        ),
-    ]
 }
 
 /// Builds the program under test and the suites.
@@ -290,20 +248,30 @@ fn cargo(arguments: &[&str], selection: impl Fn(&str, bool) -> bool) -> Result<V
     Ok(found)
 }
 
-/// Runs a program to its end; its output is shown where it fails.
-fn step(program: &str, arguments: &[&str], directory: &Path) -> Result<Vec<u8>> {
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(directory)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {program}"))?;
-    ensure!(
-        output.status.success(),
-        "`{program} {}` ended with {}\n{}",
-        arguments.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output.stdout)
+/// Makes the tree of the disk with what is to be run: the program, the suites and the
+/// lists of checks.
+fn fill_load(tree: &Path, built: &Built, checks: &[Check]) -> Result<()> {
+    let _ = fs::remove_dir_all(tree);
+    fs::create_dir_all(tree.join("suites"))?;
+    fs::copy(&built.stockade, tree.join("stockade")).context("copying the program")?;
+    for (name, path) in &built.suites {
+        fs::copy(path, tree.join("suites").join(name)).with_context(|| format!("copying {name}"))?;
+    }
+    fs::write(tree.join("root"), workspace()?.display().to_string())?;
+    for first in [First::Guest, First::Manager] {
+        let own = checks.iter().filter(|check| check.first == first);
+        let lines: Vec<String> = own.map(|check| format!("{}\t{}\n", check.name, check.command)).collect();
+        fs::write(tree.join(first.list()), lines.concat())?;
+    }
+    Ok(())
+}
+
+/// Makes the disks and archives that machines with these kernels start from.
+fn prepare(work: &Path, kernels: &[Kernel]) -> Result<()> {
+    let mut script = Command::new("sh");
+    script.args(["-euc", include_str!("prepare.sh"), "prepare"]).arg(work).arg(include_str!("guest.sh"));
+    script.arg(workspace()?).args(kernels.iter().flat_map(|kernel| [kernel.name, kernel.release]));
+    let status = script.stdin(Stdio::null()).status().context("cannot start sh")?;
+    ensure!(status.success(), "the machines cannot be prepared: {status}");
+    Ok(())
 }

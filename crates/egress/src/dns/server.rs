@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,15 +15,16 @@ use hickory_resolver::proto::rr::{RData, RecordType};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use stockade_model::{DeniedOperation, Host, HostName, UpstreamProxy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::message::{DnsQuestion, MAX_MESSAGE_BYTES, parse_reverse_name, pointer_to};
-use crate::accept::accept_next;
+use crate::accept::{accept_next, async_listener};
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::ports::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
+use crate::ports::{EgressCaller, EgressPolicy, EgressProxySetup, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".
@@ -50,48 +50,25 @@ pub(crate) struct NameServer {
     resolver: Arc<dyn NameResolver>,
     events: Arc<EgressEventSink>,
     known: Mutex<HashMap<HostName, (Instant, AddressFamilies)>>,
-    lookups: AtomicUsize,
-    connections: AtomicUsize,
+    lookups: Semaphore,
+    connections: Semaphore,
     has_v6: bool,
     /// Upstream proxy that resolves names instead.
     upstream: Option<UpstreamProxy>,
 }
 
-/// Slot of a limited number; released when dropped.
-struct LookupSlot<'a>(&'a AtomicUsize);
-
-impl<'a> LookupSlot<'a> {
-    fn try_acquire(counter: &'a AtomicUsize, max: usize) -> Option<Self> {
-        let slot = Self(counter);
-        (counter.fetch_add(1, Ordering::Relaxed) < max).then_some(slot)
-    }
-}
-
-impl Drop for LookupSlot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl NameServer {
-    pub(crate) fn new(
-        names: Arc<HostNameTable>,
-        policy: Arc<dyn EgressPolicy>,
-        resolver: Arc<dyn NameResolver>,
-        events: Arc<EgressEventSink>,
-        has_v6: bool,
-        upstream: Option<UpstreamProxy>,
-    ) -> Self {
+    pub(crate) fn new(setup: &EgressProxySetup, events: Arc<EgressEventSink>, has_v6: bool) -> Self {
         Self {
-            names,
-            policy,
-            resolver,
+            names: Arc::clone(&setup.names),
+            policy: Arc::clone(&setup.policy),
+            resolver: Arc::clone(&setup.resolver),
             events,
             known: Mutex::default(),
-            lookups: AtomicUsize::new(0),
-            connections: AtomicUsize::new(0),
+            lookups: Semaphore::new(LOOKUPS_MAX),
+            connections: Semaphore::new(CONNECTIONS_MAX),
             has_v6,
-            upstream,
+            upstream: setup.rules.upstream.clone(),
         }
     }
 
@@ -174,7 +151,7 @@ impl NameServer {
         {
             return families;
         }
-        let Some(_slot) = LookupSlot::try_acquire(&self.lookups, LOOKUPS_MAX) else {
+        let Ok(_slot) = self.lookups.try_acquire() else {
             return Err(NameLookupError::Failed("too many lookups at once".into()));
         };
         let found = look_up(&self.resolver, name).await;
@@ -238,9 +215,7 @@ impl NameServer {
 
     /// Answers questions on connections.
     pub(crate) async fn serve_connections(self: Arc<Self>, listener: OwnedFd) -> io::Result<()> {
-        let listener = std::net::TcpListener::from(listener);
-        listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(listener)?;
+        let listener = async_listener(listener)?;
         loop {
             let (server, stream) = (Arc::clone(&self), accept_next(&listener).await.0);
             tokio::spawn(async move { server.serve_stream(stream).await });
@@ -249,7 +224,7 @@ impl NameServer {
 
     /// Answers the questions of one connection in order.
     pub(crate) async fn serve_stream(&self, mut stream: TcpStream) {
-        let Some(_slot) = LookupSlot::try_acquire(&self.connections, CONNECTIONS_MAX) else { return };
+        let Ok(_slot) = self.connections.try_acquire() else { return };
         loop {
             let read = async {
                 let length = usize::from(stream.read_u16().await?);

@@ -9,9 +9,9 @@ use stockade_model::{DeniedOperation, Host, NetworkTarget};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::admit::RequestAdmission;
-use super::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, refusal_of, relay_upgraded};
+use super::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use super::head::{FIELDS_MAX, RequestHead, field_values};
-use super::stream::{IDLE_TIMEOUT, MessageError};
+use super::stream::MessageError;
 use crate::interception::ConnectionGuard;
 use crate::relay::{RelayContext, RelayError};
 use crate::session::EgressSession;
@@ -53,11 +53,7 @@ pub(crate) fn split_absolute_target(target: &str) -> Option<(&str, String)> {
 
 /// Checks that a request is for exactly this target. If an address `serves_all`, the request may be
 /// for any name.
-pub(crate) fn check_target(
-    request: &mut RequestHead,
-    target: &NetworkTarget,
-    serves_all: bool,
-) -> Result<(), HttpRefusal> {
+pub fn check_target(request: &mut RequestHead, target: &NetworkTarget, serves_all: bool) -> Result<(), HttpRefusal> {
     let elsewhere = |what: &str| {
         HttpRefusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };
@@ -137,15 +133,15 @@ pub(crate) async fn serve_requests(
     let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
     let admission = RequestAdmission { shared: &shared, target: &target, caller: &caller, is_encrypted };
     loop {
-        let head = tokio::select! {
-            head = client.reader.read_head(IDLE_TIMEOUT) => head,
+        let request = tokio::select! {
+            request = client.reader.read_request() => request,
             // No answer is pending: the server usually closed the connection.
             _ = server.reader.fill_buffer() => return session.record_end(Ok(())),
         };
-        let next = match head {
+        let next = match request {
             Ok(None) => return session.record_end(Ok(())),
-            Ok(Some(head)) => serve_request(&admission, &mut client, &mut server, &head, &context).await,
-            Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
+            Ok(Some(request)) => serve_request(&admission, &mut client, &mut server, request, &context).await,
+            Err(trouble) => Err(trouble.into()),
         };
         match next {
             Ok(ExchangeOutcome::Next) => {}
@@ -171,13 +167,22 @@ pub(crate) enum ConnectionFault {
     Broken(RelayError),
 }
 
-impl ConnectionFault {
-    pub(crate) fn from_message_error(trouble: MessageError) -> Self {
-        match (refusal_of(&trouble), trouble) {
-            (Some(refusal), _) => Self::Refused(refusal),
-            (None, MessageError::Broken(broken)) => Self::Broken(broken),
-            (None, _) => Self::Broken(RelayError::Reset(std::io::ErrorKind::InvalidData.into())),
-        }
+impl From<HttpRefusal> for ConnectionFault {
+    fn from(refusal: HttpRefusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<MessageError> for ConnectionFault {
+    /// Makes the fault for an error in the client's message.
+    fn from(trouble: MessageError) -> Self {
+        let (status, why) = match trouble {
+            MessageError::Malformed(why @ ("the head is too long" | "the head has too many fields")) => (431, why),
+            MessageError::Malformed(why) => (400, why),
+            MessageError::Slow => (408, "the request took too long"),
+            MessageError::Broken(broken) => return Self::Broken(broken),
+        };
+        HttpRefusal::new(status, why).into()
     }
 }
 
@@ -185,30 +190,22 @@ async fn serve_request(
     admission: &RequestAdmission<'_>,
     client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
-    head: &[u8],
+    mut request: RequestHead,
     context: &RelayContext<'_>,
 ) -> Result<ExchangeOutcome, ConnectionFault> {
-    let mut request = RequestHead::parse_head(head).map_err(|why| ConnectionFault::from_message_error(why.into()))?;
-    admission.count_request().map_err(ConnectionFault::Refused)?;
+    admission.count_request()?;
     // Approval of an address includes every name that it serves.
     let serves_all =
         admission.target.host.name().is_none() && !admission.shared.rules.requires_inspection(admission.target);
-    check_target(&mut request, admission.target, serves_all).map_err(|refusal| {
+    check_target(&mut request, admission.target, serves_all).inspect_err(|refusal| {
         if refusal.status == 403 {
-            let object = admission.target.to_string();
-            admission.shared.events.report_denial(
-                DeniedOperation::Connect,
-                object,
-                admission.caller,
-                &refusal.text,
-                None,
-            );
+            let (events, object) = (&admission.shared.events, admission.target.to_string());
+            events.report_denial(DeniedOperation::Connect, object, admission.caller, &refusal.text, None);
         }
-        ConnectionFault::Refused(refusal)
     })?;
-    admission.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
+    admission.check_upgrade(&request)?;
     let admitted = admission.admit_request(&mut request, &mut client.reader).await;
-    admission.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
+    admission.still_there(admitted, &mut server.reader).await?;
     // The answer may have begun, so that no other can be sent.
     let broken = |trouble: MessageError| ConnectionFault::Broken(trouble.into_relay_error());
     forward_exchange(client, server, &request, context).await.map_err(broken)

@@ -41,7 +41,7 @@ pub(crate) struct HttpPeer<R, W> {
 
 /// Answer of the egress proxy itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HttpRefusal {
+pub struct HttpRefusal {
     pub(crate) status: u16,
     /// Explanation for the person who reads it.
     pub(crate) text: String,
@@ -63,7 +63,6 @@ impl HttpRefusal {
         let reason = match self.status {
             400 => "Bad Request",
             403 => "Forbidden",
-            405 => "Method Not Allowed",
             408 => "Request Timeout",
             429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
@@ -88,18 +87,6 @@ impl HttpRefusal {
             to.shutdown().await
         };
         let _ = timeout(Duration::from_secs(10), write).await;
-    }
-}
-
-/// Returns the refusal for an error in the client's message; `None` if the client cannot get one.
-pub(crate) fn refusal_of(trouble: &MessageError) -> Option<HttpRefusal> {
-    match trouble {
-        MessageError::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
-            Some(HttpRefusal::new(431, *why))
-        }
-        MessageError::Malformed(why) => Some(HttpRefusal::new(400, *why)),
-        MessageError::Slow => Some(HttpRefusal::new(408, "the request took too long")),
-        MessageError::Broken(_) => None,
     }
 }
 

@@ -5,6 +5,8 @@
 //!
 //! Facts: RFC 9110 and RFC 9112.
 
+use stockade_model::NameList;
+
 /// Longest head, in bytes.
 pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Most fields of a head.
@@ -98,33 +100,14 @@ pub fn has_word(fields: &[HeaderField], name: &str, word: &str) -> bool {
 }
 
 /// Fields that determine the end, the target, the purpose or the next protocol of a message.
-const GUARDED_FIELDS: &[&str] = &[
-    "authorization",
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-original-url",
-    "x-rewrite-url",
-];
+const GUARDED_FIELDS: NameList = NameList::new(include_str!("../../data/guarded_fields.txt"));
 
 /// Returns whether some servers take a field of this name for another one. Gateways to programs
 /// (CGI and similar) make the same variable of `_`, `.` and `-`.
 fn is_misspelt(name: &str) -> bool {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let read: String = name.chars().map(letter).collect();
-    GUARDED_FIELDS.contains(&read.as_str()) && !read.eq_ignore_ascii_case(name)
+    GUARDED_FIELDS.contains(&read) && !read.eq_ignore_ascii_case(name)
 }
 
 /// Returns the length in the fields. Both kinds of length, or one of them twice, are refused.
@@ -179,8 +162,8 @@ impl RequestHead {
 
     /// Returns the head to forward.
     pub fn encode_head(&self) -> Vec<u8> {
-        let line = format!("{} {} HTTP/1.{}\r\n", self.method, self.target, self.minor);
-        encode_fields(line, &self.fields)
+        let line = format!("{} {} HTTP/1.{}", self.method, self.target, self.minor);
+        encode_lines(line.into_bytes(), &self.fields, |_| {})
     }
 
     /// Returns whether the client keeps the connection open for further requests.
@@ -245,18 +228,7 @@ impl ResponseHead {
         let mut reason = self.reason.clone().into_bytes();
         change(&mut reason);
         let status = format!("HTTP/1.{} {} ", self.minor, self.status).into_bytes();
-        let mut out = [status, reason, b"\r\n".to_vec()].concat();
-        for field in &self.fields {
-            let mut line = [field.name.as_bytes(), b": ", &field.value].concat();
-            if !says_length(field) {
-                change(&mut line);
-                line[field.name.len()..][..2].copy_from_slice(b": ");
-            }
-            out.extend(line);
-            out.extend(b"\r\n");
-        }
-        out.extend(b"\r\n");
-        out
+        encode_lines([status, reason].concat(), &self.fields, change)
     }
 
     /// Returns whether the server keeps the connection open for further answers.
@@ -279,12 +251,16 @@ fn is_kept(minor: u8, fields: &[HeaderField]) -> bool {
     }
 }
 
-fn encode_fields(line: String, fields: &[HeaderField]) -> Vec<u8> {
-    let mut out = line.into_bytes();
+/// Returns a head, with `change` applied to each field that does not determine the end of the body.
+fn encode_lines(mut out: Vec<u8>, fields: &[HeaderField], change: impl Fn(&mut [u8])) -> Vec<u8> {
+    out.extend(b"\r\n");
     for field in fields {
-        out.extend(field.name.as_bytes());
-        out.extend(b": ");
-        out.extend(&field.value);
+        let mut line = [field.name.as_bytes(), b": ", &field.value].concat();
+        if !says_length(field) {
+            change(&mut line);
+            line[field.name.len()..][..2].copy_from_slice(b": ");
+        }
+        out.extend(line);
         out.extend(b"\r\n");
     }
     out.extend(b"\r\n");
@@ -300,7 +276,7 @@ pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(lines, &mut headers) {
         Ok(httparse::Status::Complete((length, fields))) if length == lines.len() => {
-            let is_guarded = |name: &str| GUARDED_FIELDS.iter().any(|guarded| name.eq_ignore_ascii_case(guarded));
+            let is_guarded = |name: &str| GUARDED_FIELDS.contains(name.to_ascii_lowercase());
             let odd = |h: &httparse::Header<'_>| is_guarded(h.name) || is_misspelt(h.name);
             if fields.iter().any(odd) { Err("a header field is not allowed after the body") } else { Ok(()) }
         }

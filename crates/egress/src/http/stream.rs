@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::head::{BodyFraming, MAX_HEAD_BYTES, check_trailer, end_of_head};
+use super::head::{BodyFraming, MAX_HEAD_BYTES, RequestHead, check_trailer, end_of_head};
 use crate::interception::{MaskedStream, StreamKind};
 use crate::limits::TrafficDirection;
 use crate::relay::{RelayContext, RelayError};
@@ -18,7 +18,7 @@ pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for a body that is needed before its head is forwarded.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for a connection without a request.
-pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Bytes of one read of a body.
 const BODY_READ_BYTES: usize = 16 << 10;
 /// Bytes of any other read, so that waiting connections use little memory.
@@ -104,6 +104,14 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
             self.held.drain(..2);
         }
         timeout(HEAD_TIMEOUT, self.rest_of_head()).await.map_err(|_| MessageError::Slow)?.map(Some)
+    }
+
+    /// Returns the head of the next request; as [`read_head`](Self::read_head).
+    pub(crate) async fn read_request(&mut self) -> Result<Option<RequestHead>, MessageError> {
+        match self.read_head(IDLE_TIMEOUT).await? {
+            Some(head) => Ok(Some(RequestHead::parse_head(&head)?)),
+            None => Ok(None),
+        }
     }
 
     async fn rest_of_head(&mut self) -> Result<Vec<u8>, MessageError> {

@@ -48,7 +48,7 @@ impl SearchWords {
 
 /// Texts that one peer must not send back.
 #[derive(Default)]
-pub(crate) struct PeerMasks {
+pub struct PeerMasks {
     /// Texts that this peer may know: the beginning of one waits for its end.
     known: SearchWords,
     /// Texts that it may not know. If the wait depended on them, the peer could find them out
@@ -58,7 +58,7 @@ pub(crate) struct PeerMasks {
 
 impl PeerMasks {
     /// Creates masks for these texts.
-    pub(crate) fn from_texts(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
+    pub fn from_texts(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
         Self { known: SearchWords::new(known.iter().copied()), foreign: SearchWords::new(foreign.iter().copied()) }
     }
 
@@ -76,7 +76,7 @@ impl PeerMasks {
 
 /// Kind of a stream, which determines how its last bytes wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamKind {
+pub enum StreamKind {
     /// Message with a known end.
     Message,
     /// A protocol that is not parsed: each side may be waiting for the last byte.
@@ -84,7 +84,7 @@ pub(crate) enum StreamKind {
 }
 
 /// Masks texts in one stream. Holds back fewer bytes than the longest text has.
-pub(crate) struct StreamMask {
+pub struct StreamMask {
     kind: StreamKind,
     /// Last bytes of the stream as received: first sent bytes that may begin a text, then the held
     /// bytes.
@@ -98,12 +98,13 @@ pub(crate) struct StreamMask {
 }
 
 impl StreamMask {
-    pub(crate) fn new(kind: StreamKind) -> Self {
+    /// Creates the mask of one stream.
+    pub fn new(kind: StreamKind) -> Self {
         Self { kind, plain: Vec::new(), shown: Vec::new(), sent: 0, begun: 0 }
     }
 
     /// Adds bytes and returns the bytes that may be sent.
-    pub(crate) fn push(&mut self, bytes: &[u8], masks: &PeerMasks) -> Vec<u8> {
+    pub fn push(&mut self, bytes: &[u8], masks: &PeerMasks) -> Vec<u8> {
         let known = self.plain.len();
         self.plain.extend_from_slice(bytes);
         self.shown.extend_from_slice(bytes);
@@ -142,7 +143,7 @@ impl StreamMask {
     }
 
     /// Returns the rest at the end of the stream.
-    pub(crate) fn finish(&mut self) -> Vec<u8> {
+    pub fn finish(&mut self) -> Vec<u8> {
         let rest = self.send_all_but(0);
         (self.plain, self.shown, self.sent, self.begun) = Default::default();
         rest

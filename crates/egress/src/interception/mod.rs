@@ -23,9 +23,9 @@ use secret_value::SecretValue;
 
 pub(crate) use authority::CertificateAuthority;
 pub(crate) use guard::{ConnectionGuard, MaskedStream};
-pub(crate) use mask::StreamKind;
+pub use mask::StreamKind;
 #[cfg(feature = "fuzzing")]
-pub(crate) use mask::{PeerMasks, StreamMask};
+pub use mask::{PeerMasks, StreamMask};
 pub(crate) use secrets::{SecretLeak, SecretStore};
 pub use trust::{TRUST_VARIABLES, TrustRoots};
 

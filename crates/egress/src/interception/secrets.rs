@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
-use stockade_model::{EgressSecret, NetworkTarget, SecretKind, SecretSource, SecretUse, TargetPattern};
+use stockade_model::{EgressSecret, NameList, NetworkTarget, SecretKind, SecretSource, SecretUse, TargetPattern};
 
 use super::InterceptionError;
 use super::aws::{self, AwsSignature};
@@ -29,27 +29,7 @@ const SENT_FORMS_MAX: usize = 64;
 /// Length of a placeholder whose secret is shorter than this.
 const PLACEHOLDER_MIN_BYTES: usize = 24;
 /// Prefixes of keys that programs check.
-const KEY_PREFIXES: &[&str] = &[
-    "github_pat_",
-    "ghp_",
-    "gho_",
-    "ghu_",
-    "ghs_",
-    "ghr_",
-    "glpat-",
-    "sk-ant-api03-",
-    "sk-proj-",
-    "sk-",
-    "xoxb-",
-    "xoxp-",
-    "npm_",
-    "pypi-",
-    "hf_",
-    "AIza",
-    "dop_v1_",
-    "sk_live_",
-    "sk_test_",
-];
+const KEY_PREFIXES: NameList = NameList::new(include_str!("../../data/key_prefixes.txt"));
 
 #[derive(Debug)]
 struct LoadedSecret {
@@ -109,7 +89,7 @@ impl SecretLeak {
 /// programs check.
 fn random_placeholder(value: &[u8]) -> Result<String, InterceptionError> {
     const ALPHANUMERICS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    let beginning = KEY_PREFIXES.iter().find(|b| value.starts_with(b.as_bytes())).copied().unwrap_or_default();
+    let beginning = KEY_PREFIXES.names().find(|prefix| value.starts_with(prefix.as_bytes())).unwrap_or_default();
     let is_hex = value.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let letters = if is_hex { &ALPHANUMERICS[..16] } else { &ALPHANUMERICS[..] };
     let length = value.len().clamp(PLACEHOLDER_MIN_BYTES, 256).max(beginning.len() + PLACEHOLDER_MIN_BYTES);

@@ -9,31 +9,16 @@ use data_encoding::BASE64;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
+use stockade_model::NameList;
 
 use super::InterceptionError;
 
-/// Variables that name a file of trusted certificates in PEM, with the programs that read them. If
+/// Variables that name a file of trusted certificates in PEM. If
 /// they contain the path of [`PreparedInterception::bundle_pem`](super::PreparedInterception::bundle_pem), those programs accept
 /// intercepted traffic. Java reads none of them. It needs a store of its own format, made with
 /// `keytool -importcert` from [`PreparedInterception::authority_pem`](super::PreparedInterception::authority_pem), in
 /// `-Djavax.net.ssl.trustStore`.
-pub const TRUST_VARIABLES: &[(&str, &str)] = &[
-    ("SSL_CERT_FILE", "OpenSSL and what is built on it, Go, Ruby, uv, rustls-native-certs"),
-    ("NIX_SSL_CERT_FILE", "programs of Nix"),
-    ("CURL_CA_BUNDLE", "curl"),
-    ("REQUESTS_CA_BUNDLE", "Python requests"),
-    ("PIP_CERT", "pip"),
-    ("NODE_EXTRA_CA_CERTS", "Node and npm"),
-    ("DENO_CERT", "Deno"),
-    ("GIT_SSL_CAINFO", "git"),
-    ("CARGO_HTTP_CAINFO", "cargo"),
-    ("BUNDLE_SSL_CA_CERT", "Bundler"),
-    ("AWS_CA_BUNDLE", "AWS tools"),
-    ("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", "Google Cloud tools"),
-    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "gRPC"),
-    ("PERL_LWP_SSL_CA_FILE", "Perl"),
-    ("HEX_CACERTS_PATH", "Elixir and Erlang"),
-];
+pub const TRUST_VARIABLES: NameList = NameList::new(include_str!("../../data/trust_variables.txt"));
 
 /// Roots that the egress proxy trusts when it intercepts encrypted traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::http::admit::RequestAdmission;
 use crate::http::direct::{ConnectionFault, check_target, parse_authority, split_absolute_target};
 use crate::http::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use crate::http::head::{BodyFraming, RequestHead};
-use crate::http::stream::{HttpReader, IDLE_TIMEOUT};
+use crate::http::stream::HttpReader;
 use crate::interception::ConnectionGuard;
 use crate::ports::EgressCaller;
 use crate::relay::{RelayContext, RelayError, set_tcp_options};
@@ -37,30 +37,24 @@ pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, caller: EgressCal
     let mut client = HttpPeer { reader: HttpReader::new(reader, Vec::new()), writer };
     let mut open: Option<OpenUpstream> = None;
     loop {
-        let head = match &mut open {
-            None => client.reader.read_head(IDLE_TIMEOUT).await,
+        let request = match &mut open {
+            None => client.reader.read_request().await,
             Some(server) => tokio::select! {
-                head = client.reader.read_head(IDLE_TIMEOUT) => head,
+                request = client.reader.read_request() => request,
                 _ = server.server.reader.fill_buffer() => {
                     close_upstream(open.take());
                     continue;
                 }
             },
         };
-        let request = match head {
-            Ok(None) => break,
-            Ok(Some(head)) => {
-                RequestHead::parse_head(&head).map_err(|why| ConnectionFault::from_message_error(why.into()))
-            }
-            Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
-        };
         let next = match request {
-            Ok(request) if request.method == "CONNECT" => {
+            Ok(None) => break,
+            Ok(Some(request)) if request.method == "CONNECT" => {
                 close_upstream(open.take());
                 return open_tunnel(&shared, &caller, client, &request).await;
             }
-            Ok(request) => forward_request(&shared, &caller, &mut client, &mut open, request).await,
-            Err(fault) => Err(fault),
+            Ok(Some(request)) => forward_request(&shared, &caller, &mut client, &mut open, request).await,
+            Err(trouble) => Err(trouble.into()),
         };
         match next {
             Ok(ExchangeOutcome::Next) => {}
@@ -129,18 +123,18 @@ async fn forward_request(
     open: &mut Option<OpenUpstream>,
     mut request: RequestHead,
 ) -> Result<ExchangeOutcome, ConnectionFault> {
-    let bad = |why: &str| ConnectionFault::Refused(HttpRefusal::new(400, why));
     let authority = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
-    let target = match authority {
-        Some((host, port)) => NetworkTarget { host, port: port.unwrap_or(80) },
-        None => return Err(bad("a proxy request needs `http://HOST/...`, or CONNECT for everything else")),
+    let Some((host, port)) = authority else {
+        let why = "a proxy request needs `http://HOST/...`, or CONNECT for everything else";
+        return Err(HttpRefusal::new(400, why).into());
     };
+    let target = NetworkTarget { host, port: port.unwrap_or(80) };
     let guard = ConnectionGuard::new(&shared.interception.secrets, &target, false);
     let guard = guard.as_ref();
     let admission = RequestAdmission { shared, target: &target, caller, is_encrypted: false };
-    admission.count_request().map_err(ConnectionFault::Refused)?;
-    check_target(&mut request, &target, false).map_err(ConnectionFault::Refused)?;
-    admission.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
+    admission.count_request()?;
+    check_target(&mut request, &target, false)?;
+    admission.check_upgrade(&request)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {
@@ -162,11 +156,11 @@ async fn forward_request(
             })
         }
     };
-    let mut there = permitted.map_err(|unreached| ConnectionFault::Refused(refusal_of(&target, unreached)))?;
+    let mut there = permitted.map_err(|unreached| refusal_of(&target, unreached))?;
     let admitted = admission.admit_request(&mut request, &mut client.reader).await;
     if let Err(refusal) = admission.still_there(admitted, &mut there.server.reader).await {
         there.session.record_refused(&refusal.text);
-        return Err(ConnectionFault::Refused(refusal));
+        return Err(refusal.into());
     }
     let counts = Arc::clone(&there.session.recorder.counts);
     let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };

@@ -47,7 +47,7 @@ pub(crate) fn launch_options(plan: &AttemptPlan, interception: &PreparedIntercep
     options.named.extend(interception.bundle_pem().map(|bundle| NamedFile {
         name: TRUST_FILE,
         content: bundle.into(),
-        variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::path_only(name)).collect(),
+        variables: TRUST_VARIABLES.names().map(NamingVariable::path_only).collect(),
     }));
     options
 }

@@ -1,14 +1,14 @@
-//! The measuring half of `bench/door.py`: a server, and clients that reach it
-//! directly, through the door, through a plain relay or through a proxy.
+//! The measurements of `bench/egress_proxy.py`: a server, and clients that reach it
+//! directly, through the egress proxy, through a plain relay or through another proxy.
 //!
-//!     ways serve
-//!     ways relay PORT
-//!     ways measure PORT direct|door|relay:PORT|connect:PORT MIB CONNECTS
-//!     ways doors PORT COUNT MIB
+//!     routes serve
+//!     routes relay PORT
+//!     routes measure PORT direct|egress-proxy|relay:PORT|connect:PORT MIB CONNECTS
+//!     routes egress-proxies PORT COUNT MIB
 //!
 //! Prints one JSON object.
 
-#![allow(clippy::unwrap_used, reason = "a measurement stops where something is not as it must be")]
+#![allow(clippy::unwrap_used, reason = "a measurement stops at the first error")]
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -22,9 +22,9 @@ use support::{Options, World};
 const BUFFER: usize = 256 << 10;
 const NAME: &str = "server.test";
 
-/// What the server is asked for: a kind and a number of bytes. No protocol that
-/// the door knows begins so.
-fn ask(stream: &mut TcpStream, kind: u8, count: u64) {
+/// Sends a request to the server: a kind and a number of bytes. No protocol that the
+/// egress proxy knows begins like this.
+fn send_request(stream: &mut TcpStream, kind: u8, count: u64) {
     let [a, b, c, d, e, f, g, h] = count.to_be_bytes();
     stream.write_all(&[kind, a, b, c, d, e, f, g, h]).unwrap();
 }
@@ -66,7 +66,7 @@ fn serve() {
     }
 }
 
-/// The plainest relay there is: two threads, one buffer each.
+/// Relays with two threads and one buffer each.
 fn relay(server: u16) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     rustix::net::listen(&listener, 4096).unwrap();
@@ -92,25 +92,25 @@ fn copy(mut from: &TcpStream, mut to: &TcpStream) {
     let _ = to.shutdown(std::net::Shutdown::Write);
 }
 
-/// A way to the server.
-enum Way {
+/// A route to the server.
+enum Route {
     Direct(u16),
-    Proxy(Box<World>, String),
-    /// A proxy that wants a CONNECT first, and for whom.
+    EgressProxy(Box<World>, String),
+    /// A proxy that requires a CONNECT first, and the target.
     Connect(u16, String),
 }
 
-fn start_proxy_route(server: u16) -> Way {
+fn start_proxy_route(server: u16) -> Route {
     let world = World::new(Options { names: vec![(NAME, "127.0.0.1")], ..Options::default() });
-    Way::Proxy(Box::new(world), format!("{NAME}:{server}"))
+    Route::EgressProxy(Box::new(world), format!("{NAME}:{server}"))
 }
 
-impl Way {
+impl Route {
     fn parse(text: &str, server: u16) -> Self {
         match text.split_once(':') {
             Some(("relay", port)) => Self::Direct(port.parse().unwrap()),
             Some(("connect", port)) => Self::Connect(port.parse().unwrap(), format!("localhost:{server}")),
-            _ if text == "door" => start_proxy_route(server),
+            _ if text == "egress-proxy" => start_proxy_route(server),
             _ => Self::Direct(server),
         }
     }
@@ -118,7 +118,7 @@ impl Way {
     fn open(&self) -> TcpStream {
         let stream = match self {
             Self::Direct(port) => TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap(),
-            Self::Proxy(world, target) => world.connect(target).unwrap(),
+            Self::EgressProxy(world, target) => world.connect(target).unwrap(),
             Self::Connect(port, target) => {
                 let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap();
                 write!(stream, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();
@@ -137,12 +137,12 @@ impl Way {
         stream
     }
 
-    /// MiB a second.
+    /// Returns MiB a second.
     fn down(&self, mib: u64) -> f64 {
         let mut stream = self.open();
         let mut buffer = vec![0; BUFFER];
         let start = Instant::now();
-        ask(&mut stream, DOWN, mib << 20);
+        send_request(&mut stream, DOWN, mib << 20);
         let mut remaining = mib << 20;
         while remaining > 0 {
             remaining -= stream.read(&mut buffer).unwrap() as u64;
@@ -154,7 +154,7 @@ impl Way {
         let mut stream = self.open();
         let buffer = vec![0; BUFFER];
         let start = Instant::now();
-        ask(&mut stream, UP, mib << 20);
+        send_request(&mut stream, UP, mib << 20);
         for _ in 0..(mib << 20) / BUFFER as u64 {
             stream.write_all(&buffer).unwrap();
         }
@@ -162,12 +162,12 @@ impl Way {
         mib as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Microseconds from nothing to the first byte back, sorted.
+    /// Returns the times from connect to the first byte back in microseconds, sorted.
     fn connects(&self, count: usize) -> Vec<f64> {
         let one = |_| {
             let start = Instant::now();
             let mut stream = self.open();
-            ask(&mut stream, ECHO, 1);
+            send_request(&mut stream, ECHO, 1);
             stream.write_all(&[0]).unwrap();
             stream.read_exact(&mut [0]).unwrap();
             start.elapsed().as_secs_f64() * 1e6
@@ -178,7 +178,7 @@ impl Way {
     }
 }
 
-fn measure(route: &Way, mib: u64, connects: usize) {
+fn measure(route: &Route, mib: u64, connects: usize) {
     route.connects(connects / 10);
     let start = Instant::now();
     let took = route.connects(connects);
@@ -198,10 +198,10 @@ fn resident_kib() -> u64 {
     pages * rustix::param::page_size() as u64 / 1024
 }
 
-/// Many doors, each with one client that takes its share at the same time.
+/// Measures many egress proxies at once, each with one client.
 fn measure_many_proxies(server: u16, count: usize, mib: u64) {
     let before = resident_kib();
-    let all: Vec<Way> = (0..count).map(|_| start_proxy_route(server)).collect();
+    let all: Vec<Route> = (0..count).map(|_| start_proxy_route(server)).collect();
     let idle = (resident_kib() - before) / count as u64;
     let share = mib / count as u64;
     let start = Instant::now();
@@ -211,7 +211,7 @@ fn measure_many_proxies(server: u16, count: usize, mib: u64) {
         }
     });
     let rate = (share * count as u64) as f64 / start.elapsed().as_secs_f64();
-    println!(r#"{{"doors": {count}, "idle_kib_each": {idle}, "all_down_mib_s": {rate:.0}}}"#);
+    println!(r#"{{"egress_proxies": {count}, "idle_kib_each": {idle}, "all_down_mib_s": {rate:.0}}}"#);
 }
 
 fn main() {
@@ -222,9 +222,9 @@ fn main() {
         "relay" => relay(u16::try_from(number(1)).unwrap()),
         "measure" => {
             let port = u16::try_from(number(1)).unwrap();
-            measure(&Way::parse(&args[2], port), number(3), number(4) as usize);
+            measure(&Route::parse(&args[2], port), number(3), number(4) as usize);
         }
-        "doors" => measure_many_proxies(u16::try_from(number(1)).unwrap(), number(2) as usize, number(3)),
-        other => panic!("serve, relay, measure or doors, not {other}"),
+        "egress-proxies" => measure_many_proxies(u16::try_from(number(1)).unwrap(), number(2) as usize, number(3)),
+        other => panic!("serve, relay, measure or egress-proxies, not {other}"),
     }
 }

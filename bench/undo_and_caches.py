@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What keeping costs: changes for undo, and layers of caches, beside the same run without.
+"""Compares runs with undo and with cache layers to the same runs without.
 
-    bench/kept.py --stockade PATH [--rounds N] [--only NAME]
+    bench/undo_and_caches.py --stockade PATH [--rounds N] [--only NAME]
 
-Builds, checkouts and removals of a whole tree with `--undo` and without; and the start of `true`
-in a home that has ten caches of tools, which are layers there, in one that has none, where tools get
-private directories, and with caches switched off. Each round runs each way once, in an order of its
-own, in a fresh copy of the workspace. Reported: minimum and median in milliseconds, and the ratio
-(for starts: the difference) to the way without.
+Measures builds, checkouts and removals of a whole tree with `--undo` and without. Measures the start
+of `true` in a home with ten caches of tools, which get private layers, in a home without caches, where
+tools get private directories, and with `caches = false`. Each round runs each variant once, in random
+order, in a new copy of the workspace. Reports minimum and median in milliseconds, and the ratio (for
+starts: the difference) to the variant without.
 """
 import argparse
 import os
@@ -31,8 +31,8 @@ def write(path, text):
         file.write(text)
 
 
-def c_project(place):
-    """A Makefile and files to compile, built once, so that a build replaces what is there."""
+def make_c_project(place):
+    """Writes a Makefile and files to compile, and builds once, so that a build replaces existing files."""
     for number in range(40):
         write(f"{place}/part{number}.c", "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n"
               f"int part{number}(int x) {{ char b[64]; snprintf(b, 64, \"%d\", x); return (int)strlen(b); }}\n")
@@ -41,8 +41,8 @@ def c_project(place):
     subprocess.run(["make", "-s"], cwd=place, check=True)
 
 
-def repository(place):
-    """Two branches that differ in each file."""
+def make_repository(place):
+    """Makes a repository with two branches that differ in each file."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.invalid"]
     for branch in ("main", "other"):
         for number in range(PARTS):
@@ -52,15 +52,15 @@ def repository(place):
             subprocess.run([*git, *step], cwd=place, check=True)
 
 
-def many_files(place):
+def make_many_files(place):
     for number in range(SMALL):
         write(f"{place}/tree/d{number % 100}/f{number}", "x\n")
 
 
 WORK = {
-    "build of 40 C files": (c_project, ["make", "-s", "-B"]),
-    "checkout of 200 files": (repository, ["git", "checkout", "-q", "main"]),
-    "rm -rf of 10,000 files": (many_files, ["rm", "-rf", "tree"]),
+    "build of 40 C files": (make_c_project, ["make", "-s", "-B"]),
+    "checkout of 200 files": (make_repository, ["git", "checkout", "-q", "main"]),
+    "rm -rf of 10,000 files": (make_many_files, ["rm", "-rf", "tree"]),
     "10,000 files made": (lambda place: None, ["/usr/bin/python3", "-c",
                           "import os\nfor n in range(10000):\n open(f'f{n}','w').write('x')"]),
 }
@@ -69,13 +69,13 @@ WORK = {
 def report(name, field):
     base = field[0][1]
     print(f"{name}\n{'':26}{'min':>9}{'median':>9}{'min/min':>9}{'med/med':>9}{'min-min':>9}")
-    for who, times in field:
+    for variant, times in field:
         low, mid = min(times), statistics.median(times)
-        print(f"  {who:24}{low:9.2f}{mid:9.2f}{low / min(base):9.3f}{mid / statistics.median(base):9.3f}"
+        print(f"  {variant:24}{low:9.2f}{mid:9.2f}{low / min(base):9.3f}{mid / statistics.median(base):9.3f}"
               f"{low - min(base):9.2f}")
 
 
-def work(name, rounds, stockade, place, env):
+def measure_work(name, rounds, stockade, place, env):
     make, command = WORK[name]
     master = tempfile.mkdtemp(dir=place)
     make(master)
@@ -89,13 +89,13 @@ def work(name, rounds, stockade, place, env):
     run = [stockade, "run", "--mode", "never", "--workspace", workspace]
     command = [shutil.which(command[0]) or command[0], *command[1:]]
     before()
-    ways = [("without undo", [*run, "--", *command]), ("with undo", [*run, "--undo", "--", *command]),
+    variants = [("without undo", [*run, "--", *command]), ("with undo", [*run, "--undo", "--", *command]),
             ("no sandbox", command)]
-    return finished(startup.interleaved(rounds, ways, f"`{name}`", workspace, env, before=before))
+    return require_all(startup.interleaved(rounds, variants, f"`{name}`", workspace, env, before=before))
 
 
-def start(rounds, stockade, place, env):
-    # One for each way: a record that has grown makes a start slower.
+def measure_start(rounds, stockade, place, env):
+    # One for each variant: a longer audit log makes a start slower.
     bare, alone, layers = homes = [tempfile.mkdtemp(dir=place) for _ in range(3)]
     for home in homes:
         os.mkdir(f"{home}/work")
@@ -106,19 +106,19 @@ def start(rounds, stockade, place, env):
             write(f"{home}/{cache}/one", "x")
 
     def run(home, *options):
-        # In the workspace: what holds the directory of a run is no cache of it.
+        # In the workspace, because a cache that contains the working directory is no cache of the run.
         return ["/usr/bin/env", f"--chdir={home}/work", f"HOME={home}", stockade, "run", "--mode", "never", *options,
                 "--", "/usr/bin/true"]
 
-    ways = [("no caches", run(bare, "--profile", "bare")), ("private directories alone", run(alone)),
+    variants = [("no caches", run(bare, "--profile", "bare")), ("private directories alone", run(alone)),
             ("ten layers", run(layers))]
-    return finished(startup.interleaved(rounds * 10, ways, "`true`", place, env))
+    return require_all(startup.interleaved(rounds * 10, variants, "`true`", place, env))
 
 
-def finished(measured):
+def require_all(measured):
     field, absent = measured
-    for who, why in absent:
-        sys.exit(f"error: {who}: {why}")
+    for variant, why in absent:
+        sys.exit(f"error: {variant}: {why}")
     return field
 
 
@@ -132,10 +132,10 @@ def main():
     with tempfile.TemporaryDirectory(prefix="stockade-bench-", dir=os.path.expanduser("~")) as place:
         try:
             if options.only in (None, "start"):
-                report("start of `true`, ten caches in the home", start(options.rounds, options.stockade, place, env))
+                report("start of `true`, ten caches in the home", measure_start(options.rounds, options.stockade, place, env))
             for name in WORK:
                 if options.only in (None, name):
-                    report(name, work(name, options.rounds, options.stockade, place, env))
+                    report(name, measure_work(name, options.rounds, options.stockade, place, env))
         finally:
             os.chdir("/")
 

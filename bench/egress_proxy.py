@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The door beside a direct connection, plain relays and the proxies of peers.
+"""Compares the egress proxy with a direct connection, plain relays and the proxies of other tools.
 
-    bench/door.py [--rounds N] [--mib N] [--connects N] [--install]
+    bench/egress_proxy.py [--rounds N] [--mib N] [--connects N] [--install]
 
-Each round takes every way once, in an order of its own: bytes down and up one
-connection, then connections one after the other, from nothing to the first byte
-back. Reported: the median of each and its ratio to the plainest relay (two
-threads, one buffer each). Then a hundred doors at once in one process. A way
-that is not installed is listed as not run. `--install` brings srt from npm's
-packages into bench/out. The door is measured at its crate: what a held connect
-costs besides is bench/inside.py's matter.
+Each round measures every route once, in random order: bytes down and up one
+connection, then connections one after the other, from the connect to the first
+byte back. Reports the median of each and its ratio to the plain relay (two
+threads, one buffer each). Then measures a hundred egress proxies in one process.
+A tool that is not installed is listed as not run. `--install` installs srt from
+npm's packages in bench/out. The egress proxy is measured at its crate;
+bench/inside.py measures the further cost of a held connect.
 """
 import argparse
 import json
@@ -31,22 +31,22 @@ server.listen(0, "127.0.0.1", () => console.log(server.address().port));
 
 
 def build():
-    subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "stockade-egress", "--example", "ways"],
+    subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "stockade-egress", "--example", "routes"],
                    check=True, cwd=ROOT)
     host = next(line for line in os.popen("rustc -vV") if line.startswith("host: ")).split()[1]
     target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-    return os.path.join(target, host, "release", "examples", "ways")
+    return os.path.join(target, host, "release", "examples", "routes")
 
 
-def started(argv, running):
-    """Starts a program that prints its port, and says that port."""
+def start_server(argv, running):
+    """Starts a program that prints its port, and returns the port."""
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     running.append(process)
     return int(process.stdout.readline())
 
 
-def ways(binary, server, running):
-    found = {"direct": "direct", "door": "door", "plain relay": f"relay:{started([binary, 'relay', str(server)], running)}"}
+def find_routes(binary, server, running):
+    found = {"direct": "direct", "egress proxy": "egress-proxy", "plain relay": f"relay:{start_server([binary, 'relay', str(server)], running)}"}
     if socat := shutil.which("socat"):
         port = 20000 + os.getpid() % 10000
         running.append(subprocess.Popen([socat, "-b65536", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr,backlog=1024,nodelay",
@@ -59,10 +59,10 @@ def ways(binary, server, running):
     module = os.path.join(OUT, SRT)
     if os.path.exists(module) and shutil.which("node"):
         argv = ["node", "--input-type=module", "-e", SRT_START, module]
-        found["srt's HTTP proxy"] = f"connect:{started(argv, running)}"
+        found["srt's HTTP proxy"] = f"connect:{start_server(argv, running)}"
     else:
         print("srt: not installed, not run")
-    # Codex starts its proxy for a run of its own only.
+    # Codex starts its proxy only for its own runs.
     print("codex: its proxy cannot be started on its own, not run")
     return found
 
@@ -80,8 +80,8 @@ def main():
     binary = build()
     running = []
     try:
-        server = started([binary, "serve"], running)
-        found = ways(binary, server, running)
+        server = start_server([binary, "serve"], running)
+        found = find_routes(binary, server, running)
         results = {name: [] for name in found}
         for _ in range(args.rounds):
             for name in random.sample(list(found), len(found)):
@@ -89,7 +89,7 @@ def main():
                 done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=True)
                 results[name].append(json.loads(done.stdout))
         report(results)
-        argv = [binary, "doors", str(server), "100", str(args.mib)]
+        argv = [binary, "egress-proxies", str(server), "100", str(args.mib)]
         print(subprocess.run(argv, capture_output=True, text=True, timeout=600, check=True).stdout.strip())
     finally:
         for process in running:
