@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use serde::de::DeserializeOwned;
 use stockade_model::{ApprovalMode, GranularMode, IsolationLevel, LimitKind, SandboxPreference};
 
 use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
@@ -445,18 +446,17 @@ impl From<SandboxArg> for SandboxPreference {
 }
 
 pub(crate) fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
-    match text {
-        "untrusted" => Ok(ApprovalMode::Untrusted),
-        "on-failure" => Ok(ApprovalMode::OnFailure),
-        "on-request" => Ok(ApprovalMode::OnRequest),
-        "never" => Ok(ApprovalMode::Never),
-        _ => match text.strip_prefix("granular:") {
-            Some(classes) => parse_granular_mode(classes).map(ApprovalMode::Granular),
-            None => {
-                Err("the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned())
-            }
-        },
+    match text.strip_prefix("granular:") {
+        Some(classes) => parse_granular_mode(classes).map(ApprovalMode::Granular),
+        None => parse_name(text).ok_or_else(|| {
+            "the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned()
+        }),
     }
+}
+
+/// Parses the serialised name of a value without fields.
+pub(crate) fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
+    serde_json::from_value(text.into()).ok()
 }
 
 fn parse_granular_mode(classes: &str) -> Result<GranularMode, String> {

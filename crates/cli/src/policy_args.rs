@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use stockade_model::{ApprovalMode, PolicyVerdict};
 
-use crate::args::{CommandArgs, approval_mode, parse_duration};
+use crate::args::{CommandArgs, approval_mode, parse_duration, parse_name};
 
 /// `stockade policy`.
 #[derive(Debug, Subcommand)]
@@ -250,10 +250,5 @@ pub enum ToolArg {
 }
 
 fn parse_verdict(text: &str) -> Result<PolicyVerdict, String> {
-    match text {
-        "allow" => Ok(PolicyVerdict::Allow),
-        "ask" => Ok(PolicyVerdict::Ask),
-        "deny" => Ok(PolicyVerdict::Deny),
-        _ => Err("the effects are allow, ask and deny".to_owned()),
-    }
+    parse_name(text).ok_or_else(|| "the effects are allow, ask and deny".to_owned())
 }

@@ -9,7 +9,7 @@ use stockade_model::{
     ApprovalMode, BackendChoice, GitRevision, ImageDigest, LimitKind, RepositoryUrl, RuntimeName, SandboxId,
 };
 
-use crate::args::{CommandArgs, LevelArg, approval_mode, parse_duration, parse_limit};
+use crate::args::{CommandArgs, LevelArg, approval_mode, parse_duration, parse_limit, parse_name};
 
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]
@@ -239,9 +239,7 @@ pub struct SandboxRunArgs {
 }
 
 fn parse_backend(text: &str) -> Result<BackendChoice, String> {
-    let all = [BackendChoice::Auto, BackendChoice::Native, BackendChoice::Docker, BackendChoice::Podman];
-    let found = all.into_iter().find(|choice| choice.as_str() == text);
-    found.ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
+    parse_name(text).ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
