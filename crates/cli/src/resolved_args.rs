@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
-    SandboxPreference, SessionId, shell_quoted,
+    Grant, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId, SessionId, shell_quoted,
 };
 
 use stockade_policy::{HostEntry, PolicySettings, check_breadth};
@@ -115,9 +114,9 @@ impl ResolvedArgs {
             profile: self.terms.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
             requested: subtract_grants(self.requested.clone(), &self.grants),
-            level: self.terms.level.map_or(settings.level.value, IsolationLevel::from),
+            level: self.terms.level.unwrap_or(settings.level.value),
             approval_mode: self.terms.mode.unwrap_or(settings.approval_mode.value),
-            sandbox: self.terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            sandbox: self.terms.sandbox.unwrap_or_default(),
             timeout_ms: self.terms.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,

@@ -95,8 +95,7 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
     let state = locations::StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let log = AuditLog::open(&state)?;
     log.record_now(answer.request, answer.session, EventKind::Revoked { approval: id.to_string() })?;
-    print_output(&format!("revoked {id}\n"))?;
-    Ok(exit::SUCCESS)
+    print_output(&format!("revoked {id}\n"))
 }
 
 fn report_absent_approval(id: &ApprovalId) -> CommandResult {

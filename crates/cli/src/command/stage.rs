@@ -295,8 +295,7 @@ fn discard_one(stages: &StageDirectory, target: &StageTarget, log: &AuditLog, js
     let stage = match stages.open_for_changes(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;
-            print_output(&format!("removed {}\n", target.id))?;
-            return Ok(exit::SUCCESS);
+            return print_output(&format!("removed {}\n", target.id));
         }
         other => other?,
     };

@@ -16,7 +16,6 @@ use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_ap
 use crate::ports::PersistentAnswers;
 
 /// State machine of one request. See the [module](super) for its guarantees.
-#[derive(Debug)]
 pub struct RequestCore {
     pub(super) request: RunRequest,
     pub(super) config: CoreConfig,

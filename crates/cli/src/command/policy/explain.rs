@@ -15,7 +15,6 @@ use stockade_policy::{
 use super::build_circumstances;
 use crate::args::CheckArgs;
 use crate::command::{CommandResult, configuration, print_output, print_result, read_variable};
-use crate::exit;
 use crate::failure::CliError;
 use crate::policy_args::PolicyExplainArgs;
 use crate::render::{self, policy as text};
@@ -72,8 +71,7 @@ fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
         obligations: Some(&ruling.obligations),
         grant: None,
     };
-    print_output(&shown.to_text(json)?)?;
-    Ok(exit::SUCCESS)
+    print_output(&shown.to_text(json)?)
 }
 
 /// Explanation of one decision.
@@ -179,8 +177,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
             shown += &format!("patch     {worst}\n");
         }
     }
-    print_output(&shown)?;
-    Ok(exit::SUCCESS)
+    print_output(&shown)
 }
 
 /// Resolves links as far as the path exists, because rules name objects (L5).

@@ -14,7 +14,7 @@ use super::super::run::{RunSetup, run_to_end};
 use super::super::target_sandbox::{PersistentRunContext, RunSandbox};
 use super::super::{CommandResult, configuration, now_ms, print_remark};
 use super::{build_isolation_spec, find_sandbox, ignore_events, load_notify_settings, open_lifecycle, own_grants};
-use crate::args::{CommandArgs, LevelArg, RunArgs, RunOptions};
+use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::interrupts::{self, BlockedSignals};
 use crate::locations;
@@ -192,7 +192,7 @@ fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLe
             requests: manner.requests,
             mode: manner.mode,
             // A command cannot get a higher level than its sandbox.
-            level: (level == IsolationLevel::Restricted).then_some(LevelArg::Restricted),
+            level: (level == IsolationLevel::Restricted).then_some(level),
             timeout: manner.timeout,
             ..RunOptions::default()
         },

@@ -20,8 +20,8 @@ use std::time::Duration;
 use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender, SandboxProvider, SystemClock};
 use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, SandboxRequest, repository_grants};
 use stockade_model::{
-    BackendChoice, BackgroundPolicy, Grant, HostDirectory, IsolationLevel, RawText, SandboxId, SandboxLabels,
-    SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, WorkspaceSource,
+    BackendChoice, BackgroundPolicy, Grant, HostDirectory, RawText, SandboxId, SandboxLabels, SandboxLifetime,
+    SandboxRecord, SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
 use stockade_policy::{NotifyOn, NotifySettings, PolicySettings, resolve_profile};
@@ -143,8 +143,7 @@ fn create_from_args(typed: &SandboxCreateArgs) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let id = create_sandbox(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     exec::clone_into(&lifecycle, &id, signals)?;
-    print_output(&format!("{id}\n"))?;
-    Ok(exit::SUCCESS)
+    print_output(&format!("{id}\n"))
 }
 
 /// Creates a sandbox, which continues without this process.
@@ -242,7 +241,7 @@ fn build_sandbox_spec(kind: &SandboxOptions, settings: &PolicySettings) -> Resul
         runtime: kind.runtime.clone(),
         image: kind.image.clone(),
         root: kind.root.as_deref().map(|root| host_directory(root, "the root tree")).transpose()?,
-        level: kind.level.map(IsolationLevel::from).unwrap_or_default(),
+        level: kind.level.unwrap_or_default(),
         background: choose_background_mode(kind),
         ..SandboxSpec::of_profile(profile)
     })
