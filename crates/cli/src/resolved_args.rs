@@ -49,22 +49,28 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path, a grant or a name cannot be used.
     pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let workspace = workspace_of(&typed.terms, variables)?;
-        let (terms, cwd) = (typed.terms, locations::current_directory()?);
-        let requested = parse_grants(&terms.requests, variables, &cwd, &workspace)?;
-        let grants = parse_grants(&terms.grants, variables, &cwd, &workspace)?;
+        let resolved = Self::resolve_options(typed.terms, variables)?;
         let session = match typed.session {
             Some(name) => Some(parse_session_id(&name)?),
             None => session_of_environment(variables)?,
         };
+        Ok(Self { command: parse_command(typed.subject)?, session, ..resolved })
+    }
+
+    /// Resolves the options of a run without a command.
+    fn resolve_options(terms: RunOptions, variables: VariableLookup<'_>) -> Result<Self, CliError> {
+        let cwd = locations::current_directory()?;
+        let workspace = resolve_workspace(terms.workspace.as_deref(), variables, &cwd)?;
+        let requested = parse_grants(&terms.requests, variables, &cwd, &workspace)?;
+        let grants = parse_grants(&terms.grants, variables, &cwd, &workspace)?;
         Ok(Self {
-            command: parse_command(typed.subject)?,
+            command: RequestCommand::Script(RawText::default()),
             workspace,
             cwd,
             requested: subtract_grants(requested, &grants),
             grants,
             limits: combine_limits(&terms.limits),
-            session,
+            session: None,
             terms,
         })
     }
@@ -75,20 +81,11 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path or a name cannot be used.
     pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let cwd = locations::current_directory()?;
-        let command =
-            if typed.jsonl { RequestCommand::Script(RawText::default()) } else { parse_command(typed.subject)? };
-        let workspace = resolve_workspace(typed.workspace.as_deref(), variables, &cwd)?;
-        Ok(Self {
-            command,
-            grants: Vec::new(),
-            requested: parse_grants(&typed.requests, variables, &cwd, &workspace)?,
-            workspace,
-            cwd,
-            limits: Limits::default(),
-            session: None,
-            terms: RunOptions { profile: typed.profile, mode: typed.mode, ..RunOptions::default() },
-        })
+        let CheckArgs { jsonl, profile, workspace, mode, requests, subject, .. } = typed;
+        let command = if jsonl { None } else { Some(parse_command(subject)?) };
+        let terms = RunOptions { profile, workspace, mode, requests, ..RunOptions::default() };
+        let resolved = Self::resolve_options(terms, variables)?;
+        Ok(Self { command: command.unwrap_or_else(|| resolved.command.clone()), ..resolved })
     }
 
     /// Returns all grants: those of the user, then the requested ones.

@@ -153,10 +153,11 @@ impl RulePolicyEngine {
         let requirements =
             [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
         match requirements.into_iter().find(|(requirements, ..)| *requirements && !profile.sandboxed) {
-            Some((_, what, option)) => Err(PlanError {
-                what: format!("the profile `{}` has no sandbox, and without one nothing is {what}", profile.name),
-                hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
-            }),
+            Some((_, what, option)) => Err(PlanError::new(format!(
+                "the profile `{}` has no sandbox, and without one nothing is {what}\n\
+                 hint: leave {option} out, or name a profile with a sandbox",
+                profile.name
+            ))),
             None => Ok(()),
         }
     }
@@ -188,7 +189,7 @@ impl PolicyEngine for RulePolicyEngine {
 
     fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError> {
         let mut profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
-            .map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+            .map_err(PlanError::new)?;
         if self.settings.rules().any(PolicyRule::has_limits) {
             self.rule_request(request, &self.assess_request(request)).obligations.lower_limits(&mut profile);
         }
@@ -245,8 +246,7 @@ impl PolicyEngine for RulePolicyEngine {
             cwd: plan.cwd.as_path(),
         };
         let found = identify_program(&program, &classification.assessment, self.stdin_use(request));
-        let mut planned =
-            BoundPlan::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+        let mut planned = BoundPlan::new(plan, found.digest).map_err(PlanError::new)?;
         // The programs of a persistent sandbox are not the host's, and its commands can change
         // them.
         planned.is_identified = found.is_whole && self.inside.is_none();
@@ -347,9 +347,11 @@ pub fn user_name() -> Option<String> {
 
 fn find_shell() -> Result<RawText, PlanError> {
     let found = BASH_PATHS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
-    found.ok_or_else(|| PlanError {
-        what: format!("there is no bash in {}", BASH_PATHS.join(", ")),
-        hint: Some("install bash, or give the command as words after `--`".to_owned()),
+    found.ok_or_else(|| {
+        let places = BASH_PATHS.join(", ");
+        PlanError::new(format!(
+            "there is no bash in {places}\nhint: install bash, or give the command as words after `--`"
+        ))
     })
 }
 

@@ -413,7 +413,7 @@ impl RequestDriver<'_> {
         let _span = info_span!("plan", attempt).entered();
         match self.engine.rule_engine.make_plan(&self.request, attempt, grants) {
             Ok(planned) => CoreInput::Planned(Box::new(planned)),
-            Err(error) => CoreInput::PlanFailed(join_hint(error.what, error.hint)),
+            Err(error) => CoreInput::PlanFailed(error.to_string()),
         }
     }
 

@@ -65,14 +65,16 @@ pub struct HeldRule {
     pub powers: Vec<Grant>,
 }
 
-/// Error if there is no plan. The user sees the failure, then the remedy.
+/// Error if there is no plan: the failed operation with the reason, and the remedy after `hint:`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct PlanError {
-    /// The failed operation, and the reason.
-    pub what: String,
-    /// The one remedy.
-    pub hint: Option<String>,
+#[error("{0}")]
+pub struct PlanError(String);
+
+impl PlanError {
+    /// Creates the error with this text.
+    pub fn new(text: impl ToString) -> Self {
+        Self(text.to_string())
+    }
 }
 
 /// Port that stores the events (L10).

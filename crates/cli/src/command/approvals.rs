@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use stockade_model::{ApprovalId, EventKind, SessionId};
 use stockade_store::{ApprovalRecord, ApprovalStore};
 
-use super::{CommandResult, now_ms, print_each, print_output, print_remark, print_result, read_variable};
+use super::{
+    CommandResult, now_ms, print_each, print_output, print_remark, print_result, read_variable, report_negative,
+};
 use crate::args::ApprovalsCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
@@ -99,8 +101,7 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
 }
 
 fn report_absent_approval(id: &ApprovalId) -> CommandResult {
-    crate::print_error(
+    report_negative(
         &CliError::new(format!("there is no {id}")).with_hint("`stockade approvals list --all` shows the ids"),
-    );
-    Ok(exit::NEGATIVE_RESULT)
+    )
 }

@@ -88,6 +88,12 @@ pub fn print_result(json: bool, value: &impl Serialize, as_text: impl FnOnce() -
     print_output(&if json { render::json::to_json_line(value)? } else { as_text() })
 }
 
+/// Reports a negative result: an error message, and its exit code.
+pub fn report_negative(failure: &CliError) -> CommandResult {
+    crate::print_error(failure);
+    Ok(exit::NEGATIVE_RESULT)
+}
+
 /// Prints a remark for the user on standard error. A failure of that write cannot be reported.
 pub fn print_remark(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());

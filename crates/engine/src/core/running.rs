@@ -1,7 +1,7 @@
 //! Execution of one attempt: the record and the sandbox are prepared in parallel; the command is
 //! released after both. The module then follows the attempt until all its processes are gone.
 
-use stockade_backend_api::{AttemptEnd, CommandEnd};
+use stockade_backend_api::AttemptEnd;
 use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, DenialResolution, EnforcementReport, EventKind, FinalStatus, Grant,
     HostUse, IsolationLevel, LimitKind, RawText, ReadAccess,
@@ -405,7 +405,7 @@ impl RequestCore {
     fn note_attempt(&mut self, live: &mut LiveAttempt, end: Option<AttemptEnd>) {
         let Some(BoundPlan { plan, .. }) = &self.planned else { return };
         // An attempt that was discarded has no end: it used nothing and left nothing.
-        let end = end.unwrap_or_else(|| AttemptEnd::from_command_end(CommandEnd::NotFound));
+        let end = end.unwrap_or_default();
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
             grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),

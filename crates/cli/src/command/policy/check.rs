@@ -6,7 +6,7 @@ use stockade_policy::load::load_settings;
 use stockade_policy::{BUILT_IN_NOTICE, HostGroup, host_groups, table};
 
 use super::{layer_text, locate_policy_sources, resolve_workspace};
-use crate::command::{CommandResult, print_each, print_output, print_remark};
+use crate::command::{CommandResult, print_each, print_output, print_remark, report_negative};
 use crate::exit;
 use crate::failure::CliError;
 use crate::policy_args::{PolicyCheckArgs, PolicyGroupsArgs, PolicyTableArgs};
@@ -27,7 +27,7 @@ pub fn check_configuration(typed: &PolicyCheckArgs) -> CommandResult {
                 }
                 print_output(&text::format_files(&settings))
             }
-            Err(error) => report_negative(CliError::from(error)),
+            Err(error) => report_negative(&error.into()),
         };
     }
     let mut code = exit::SUCCESS;
@@ -35,15 +35,10 @@ pub fn check_configuration(typed: &PolicyCheckArgs) -> CommandResult {
         let text = layer_text(typed.layer, path)?;
         code = code.max(match stockade_policy::load::load_with(&sources, vec![text]) {
             Ok(settings) => print_output(&text::format_file(path, &settings))?,
-            Err(error) => report_negative(CliError::from(error))?,
+            Err(error) => report_negative(&error.into())?,
         });
     }
     Ok(code)
-}
-
-fn report_negative(failure: CliError) -> CommandResult {
-    crate::print_error(&failure);
-    Ok(exit::NEGATIVE_RESULT)
 }
 
 /// Prints decision matrices.

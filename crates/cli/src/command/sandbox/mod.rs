@@ -161,15 +161,11 @@ fn create_sandbox(
     }
     print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
-    let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let store_result = setting
-        .settings
-        .notify
-        .value
-        .as_ref()
-        .map_or(Ok(()), |notify_settings| notify::store_settings(notify_settings, opened.used.path()));
-    let filled = filled
-        .and(store_result.map_err(|error| CliError::new(format!("cannot store the notification settings: {error}"))));
+    let store_settings = |settings: &NotifySettings| notify::store_settings(settings, opened.used.path());
+    let stored = setting.settings.notify.value.as_ref().map_or(Ok(()), store_settings);
+    let filled = snapshot
+        .map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden))
+        .and(stored.map_err(|error| CliError::new(format!("cannot store the notification settings: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
         lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;
