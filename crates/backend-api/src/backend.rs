@@ -200,12 +200,6 @@ impl WeakEventSender {
     }
 }
 
-impl fmt::Debug for WeakEventSender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WeakEvents").finish_non_exhaustive()
-    }
-}
-
 impl Drop for EventSenderState {
     fn drop(&mut self) {
         if !*self.ended.get_mut() {

@@ -290,7 +290,7 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, CliError> {
 
 /// Directories of the system: no run may write in them, whichever user runs it, nor in directories
 /// around them.
-const SYSTEM_DIRECTORIES: NameList = NameList::new(include_str!("system_directories.txt"));
+const SYSTEM_DIRECTORIES: NameList = NameList::new(include_str!("../data/system_directories.txt"));
 
 /// Refuses a writable directory that contains a system directory or is inside one.
 ///

@@ -260,14 +260,11 @@ pub fn parse_session_id(name: &str) -> Result<SessionId, CliError> {
 }
 
 fn session_of_environment(variables: VariableLookup<'_>) -> Result<Option<SessionId>, CliError> {
-    match variables("STOCKADE_SESSION") {
-        None => Ok(None),
-        Some(name) if name.is_empty() => Ok(None),
-        Some(name) => match name.to_str() {
-            Some(name) => parse_session_id(name).map(Some),
-            None => Err(CliError::new("STOCKADE_SESSION is not a session name")
-                .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
-        },
+    let Some(name) = variables("STOCKADE_SESSION").filter(|name| !name.is_empty()) else { return Ok(None) };
+    match name.to_str() {
+        Some(name) => parse_session_id(name).map(Some),
+        None => Err(CliError::new("STOCKADE_SESSION is not a session name")
+            .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
     }
 }
 

@@ -76,14 +76,8 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
             let shown = join_texts(reads.iter().map(|read| &read.object));
             ("read", format!("attempt {attempt}: {shown}"))
         }
-        EventKind::Attached { client, answers } => {
-            let role = if *answers { "it gets the questions" } else { "for output and input" };
-            ("attached", format!("process {client}, {role}"))
-        }
-        EventKind::Typed { client, keys } => {
-            let what = if *keys { "keys at the terminal" } else { "data" };
-            ("typed", format!("{what}, by process {client}: not checked"))
-        }
+        EventKind::Attached { client, answers } => ("attached", format_attachment(*client, *answers)),
+        EventKind::Typed { client, keys } => ("typed", format_typed_input(*client, *keys)),
         EventKind::Left { client, unjudged_bytes } => {
             ("left", format!("process {client}, after {unjudged_bytes} B that were not checked"))
         }
@@ -119,6 +113,14 @@ fn format_grants(grants: &[Grant], holds: &[u64]) -> String {
     let to =
         if holds.is_empty() { String::new() } else { format!(", in place for {}", join_texts(format_calls(holds))) };
     join_texts(grants) + &to
+}
+
+fn format_attachment(client: u32, answers: bool) -> String {
+    format!("process {client}, {}", if answers { "it gets the questions" } else { "for output and input" })
+}
+
+fn format_typed_input(client: u32, keys: bool) -> String {
+    format!("{}, by process {client}: not checked", if keys { "keys at the terminal" } else { "data" })
 }
 
 fn format_calls(holds: &[u64]) -> impl Iterator<Item = String> {
