@@ -18,23 +18,23 @@ use stockade_model::{
 use stockade_policy::load::{ConfigSources, load_settings};
 use stockade_policy::resolve_profile;
 
-use crate::bench::{Bench, CAPTURE, Place};
+use crate::bench::{Bench, CAPTURE, TestSandbox};
 
 /// An engine whose commands run in one sandbox.
-pub struct Desk {
+pub struct ApprovalFixture {
     engine: RequestEngine,
     question_count: Arc<Mutex<usize>>,
     log: PathBuf,
-    pub place: Place,
+    pub test_sandbox: TestSandbox,
 }
 
 /// Answers as it was told, and with silence after that.
-struct Told {
+struct ScriptedApprover {
     answers: VecDeque<ApprovalAnswer>,
     question_count: Arc<Mutex<usize>>,
 }
 
-impl Approver for Told {
+impl Approver for ScriptedApprover {
     fn name(&self) -> String {
         "told".to_owned()
     }
@@ -49,7 +49,7 @@ impl Approver for Told {
     }
 }
 
-impl Desk {
+impl ApprovalFixture {
     pub fn of(bench: &Bench, answers: &[ApprovalAnswer]) -> Self {
         Self::ruled(bench, "", answers)
     }
@@ -71,13 +71,16 @@ impl Desk {
             state_directory: state.clone(),
         };
         let question_count = Arc::default();
-        let approver = Told { answers: answers.iter().copied().collect(), question_count: Arc::clone(&question_count) };
+        let approver = ScriptedApprover {
+            answers: answers.iter().copied().collect(),
+            question_count: Arc::clone(&question_count),
+        };
         let settings = Arc::new(load_settings(&sources).unwrap());
         let grants = [Grant::Write(INSIDE_HOME.into())];
         let mut profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
         bench.bare(&mut profile);
-        let place = bench.place_with(|plan| plan.profile = profile);
-        let backend = place.sandbox().backend();
+        let test_sandbox = bench.test_sandbox_with(|plan| plan.profile = profile);
+        let backend = test_sandbox.sandbox().backend();
         let rule_engine = RulePolicyEngine::new(settings, true);
         let engine = RequestEngine {
             rule_engine: Arc::new(RulePolicyEngine { sandbox_backend: backend.name(), ..rule_engine }),
@@ -91,7 +94,7 @@ impl Desk {
             user: "uid 1".to_owned(),
             question_timeout_ms: 20_000,
         };
-        Self { engine, question_count, log: state.join("audit/audit.jsonl"), place }
+        Self { engine, question_count, log: state.join("audit/audit.jsonl"), test_sandbox }
     }
 
     /// Takes a script through, without a question beforehand.
@@ -116,7 +119,7 @@ impl Desk {
     }
 
     fn build_request(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunRequest {
-        let mut request = request(script, self.place.plan.level);
+        let mut request = request(script, self.test_sandbox.plan.level);
         change(&mut request);
         request
     }

@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_ahead_answers_nothing() {
+    fn typed_ahead_input_answers_nothing() {
         let mut question = run();
         question.timeout_ms = 1_000;
         let (mut person, terminal) = pty();
@@ -589,7 +589,7 @@ mod tests {
     /// Terminals send these sequences when a window gets the focus or the mouse moves, or as a
     /// report. Some contain a letter that is a key, and a slow line delivers them in pieces.
     #[test]
-    fn what_a_terminal_sends_by_itself_answers_nothing() {
+    fn replies_of_a_terminal_answer_nothing() {
         let actual = meet(run(), |person| {
             for bytes in
                 ["\u{1b}[I", "\u{1b}[O", "\u{1b}[Moo", "\u{1b}[<0;1;1M", "\u{1b}[111u", "\u{1b}Oo", "\u{1b}]l\u{1b}\\o"]
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_the_terminals_answer_is_dropped() {
+    fn input_before_the_terminals_reply_is_dropped() {
         let mut question = run();
         question.timeout_ms = 2_000;
         let (mut person, terminal) = pty();
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn at_a_terminal_that_tells_nothing_a_word_is_typed() {
+    fn at_a_terminal_without_answers_a_word_must_be_typed() {
         for (typed, expected) in [
             ("once\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
             ("session\r", ApprovalAnswer::Approved(ApprovalScope::Session)),
@@ -730,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_told() {
+    fn silence_is_reported() {
         let mut question = run();
         question.timeout_ms = 400;
         let actual = meet(question, |person| person.sees("no answer: refused"));
@@ -842,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_that_is_gone_answers_nothing() {
+    fn a_closed_terminal_answers_nothing() {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();

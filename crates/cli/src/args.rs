@@ -109,7 +109,7 @@ pub struct CommandArgs {
 pub struct RunArgs {
     /// Options of the run.
     #[command(flatten)]
-    pub terms: RunOptions,
+    pub options: RunOptions,
     /// The session whose remembered answers apply, e.g. `work`; also from STOCKADE_SESSION.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
@@ -578,21 +578,21 @@ mod tests {
     #[test]
     fn everything_after_the_dashes_belongs_to_the_command() {
         let run = run("run --profile read-only -- ls --profile x -- -c");
-        assert_eq!(run.terms.profile.as_deref(), Some("read-only"));
+        assert_eq!(run.options.profile.as_deref(), Some("read-only"));
         assert_eq!(run.subject.words, ["ls", "--profile", "x", "--", "-c"]);
     }
 
     #[test]
     fn the_last_word_counts_and_grants_add_up() {
         let run = run("run --profile a --grant x --profile b --grant y --json --json=f -- true");
-        assert_eq!(run.terms.profile.as_deref(), Some("b"));
-        assert_eq!(run.terms.grants, ["x", "y"]);
+        assert_eq!(run.options.profile.as_deref(), Some("b"));
+        assert_eq!(run.options.grants, ["x", "y"]);
         assert_eq!(run.json, Some(Some("f".into())));
         let run = self::run("run --request x --grant y --request z -- true");
-        assert_eq!((run.terms.requests, run.terms.grants), (vec!["x".into(), "z".into()], vec!["y".into()]));
+        assert_eq!((run.options.requests, run.options.grants), (vec!["x".into(), "z".into()], vec!["y".into()]));
         let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
         assert_eq!(
-            run.terms.limits,
+            run.options.limits,
             [(LimitKind::Memory, 2 << 30), (LimitKind::Cpus, 1500), (LimitKind::Memory, 1 << 30)]
         );
     }
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         for line in [
             "",
             "run ls",
@@ -644,9 +644,12 @@ mod tests {
 
     #[test]
     fn modes() {
-        assert_eq!(run("run --mode never -- x").terms.mode, Some(ApprovalMode::Never));
+        assert_eq!(run("run --mode never -- x").options.mode, Some(ApprovalMode::Never));
         let expected = GranularMode { filesystem: true, other: true, ..GranularMode::default() };
-        assert_eq!(run("run --mode granular:filesystem,other -- x").terms.mode, Some(ApprovalMode::Granular(expected)));
+        assert_eq!(
+            run("run --mode granular:filesystem,other -- x").options.mode,
+            Some(ApprovalMode::Granular(expected))
+        );
     }
 
     #[test]

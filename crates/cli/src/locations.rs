@@ -238,8 +238,8 @@ impl StateDirectory {
 fn refuse_dangling_link(path: &Path) -> Result<(), CliError> {
     let steps = trace_path(path).steps;
     let dangling = steps.iter().find(|step| step.object == StepObject::Missing && step.link.is_some());
-    let Some(PathStep { place, link: Some(link), .. }) = dangling else { return Ok(()) };
-    let why = format!("leads through the link {} to {}, which does not exist", quote_path(link), quote_path(place));
+    let Some(PathStep { location, link: Some(link), .. }) = dangling else { return Ok(()) };
+    let why = format!("leads through the link {} to {}, which does not exist", quote_path(link), quote_path(location));
     Err(CliError::new(format!("the directory {} {why}", quote_path(path)))
         .with_hint("remove the link, or make its target yourself"))
 }
@@ -311,7 +311,7 @@ pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
 /// # Errors
 /// [`CliError`] if the owner is another user or cannot be read; `what` names the directory in the
 /// message.
-pub fn demand_own(directory: &Path, what: &str) -> Result<(), CliError> {
+pub fn require_own(directory: &Path, what: &str) -> Result<(), CliError> {
     let user = rustix::process::geteuid().as_raw();
     let owner = directory.metadata()?.uid();
     if user == 0 || owner == user {
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_directory_in_what_others_may_write_is_refused() {
+    fn a_state_directory_below_a_shared_writable_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let around = dir.path().join("shared");
         fs::create_dir(&around).unwrap();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn state_lies_where_the_variables_say() {
+    fn the_variables_name_the_state_directory() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().canonicalize().unwrap();
         let with = |state: &str| {
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_the_system_is_no_workspace() {
+    fn a_system_directory_is_no_workspace() {
         for system in ["/", "/usr", "/usr/local", "/usr/local/bin", "/etc/cron.d", "/var", "/var/lib", "/boot"] {
             assert!(refuse_system(Path::new(system), "it").is_err(), "{system}");
         }

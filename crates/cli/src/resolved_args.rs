@@ -40,7 +40,7 @@ pub struct ResolvedArgs {
     /// The session.
     pub session: Option<SessionId>,
     /// The other options, as typed.
-    pub terms: RunOptions,
+    pub options: RunOptions,
 }
 
 impl ResolvedArgs {
@@ -49,7 +49,7 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path, a grant or a name cannot be used.
     pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let resolved = Self::resolve_options(typed.terms, variables)?;
+        let resolved = Self::resolve_options(typed.options, variables)?;
         let session = match typed.session {
             Some(name) => Some(parse_session_id(&name)?),
             None => session_of_environment(variables)?,
@@ -58,20 +58,20 @@ impl ResolvedArgs {
     }
 
     /// Resolves the options of a run without a command.
-    fn resolve_options(terms: RunOptions, variables: VariableLookup<'_>) -> Result<Self, CliError> {
+    fn resolve_options(options: RunOptions, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let cwd = locations::current_directory()?;
-        let workspace = resolve_workspace(terms.workspace.as_deref(), variables, &cwd)?;
-        let requested = parse_grants(&terms.requests, variables, &cwd, &workspace)?;
-        let grants = parse_grants(&terms.grants, variables, &cwd, &workspace)?;
+        let workspace = resolve_workspace(options.workspace.as_deref(), variables, &cwd)?;
+        let requested = parse_grants(&options.requests, variables, &cwd, &workspace)?;
+        let grants = parse_grants(&options.grants, variables, &cwd, &workspace)?;
         Ok(Self {
             command: RequestCommand::Script(RawText::default()),
             workspace,
             cwd,
             requested: subtract_grants(requested, &grants),
             grants,
-            limits: combine_limits(&terms.limits),
+            limits: combine_limits(&options.limits),
             session: None,
-            terms,
+            options,
         })
     }
 
@@ -83,8 +83,8 @@ impl ResolvedArgs {
     pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let CheckArgs { jsonl, profile, workspace, mode, requests, subject, .. } = typed;
         let command = if jsonl { None } else { Some(parse_command(subject)?) };
-        let terms = RunOptions { profile, workspace, mode, requests, ..RunOptions::default() };
-        let resolved = Self::resolve_options(terms, variables)?;
+        let options = RunOptions { profile, workspace, mode, requests, ..RunOptions::default() };
+        let resolved = Self::resolve_options(options, variables)?;
         Ok(Self { command: command.unwrap_or_else(|| resolved.command.clone()), ..resolved })
     }
 
@@ -108,13 +108,13 @@ impl ResolvedArgs {
             cwd: self.cwd.as_path().into(),
             workspace: self.workspace.as_path().into(),
             environment,
-            profile: self.terms.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
+            profile: self.options.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
             requested: subtract_grants(self.requested.clone(), &self.grants),
-            level: self.terms.level.unwrap_or(settings.level.value),
-            approval_mode: self.terms.mode.unwrap_or(settings.approval_mode.value),
-            sandbox: self.terms.sandbox.unwrap_or_default(),
-            timeout_ms: self.terms.timeout.map(to_milliseconds),
+            level: self.options.level.unwrap_or(settings.level.value),
+            approval_mode: self.options.mode.unwrap_or(settings.approval_mode.value),
+            sandbox: self.options.sandbox.unwrap_or_default(),
+            timeout_ms: self.options.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,
         }
@@ -226,8 +226,8 @@ fn parse_command(subject: CommandArgs) -> Result<RequestCommand, CliError> {
 ///
 /// # Errors
 /// [`CliError`] if it cannot be used.
-pub fn workspace_of(terms: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
-    resolve_workspace(terms.workspace.as_deref(), variables, &locations::current_directory()?)
+pub fn workspace_of(options: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
+    resolve_workspace(options.workspace.as_deref(), variables, &locations::current_directory()?)
 }
 
 fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &Path) -> Result<PathBuf, CliError> {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grant_is_refused() {
+    fn malformed_grants_are_refused() {
         for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect"] {
             assert!(parse_grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
         }

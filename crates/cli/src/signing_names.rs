@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_is_meant_and_of_several_one_is_to_be_named() {
+    fn one_key_is_used_and_of_several_one_must_be_named() {
         let target = ssh_target("github.com").unwrap();
         let grants_of = |key: &KeyFingerprint| for_host(key, &target);
         assert_eq!(only_key(&[identity('A')], &grants_of).unwrap(), identity('A').fingerprint);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_say_too_little_are_refused_with_an_example() {
+    fn incomplete_names_are_refused_with_an_example() {
         for (name, why) in [
             ("@ssh", "name the host"),
             ("@ssh:", "a name has 1 to 253 characters"),

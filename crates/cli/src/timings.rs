@@ -138,7 +138,7 @@ mod tests {
     use tracing_subscriber::prelude::*;
 
     #[test]
-    fn spans_and_marks_stand_in_their_order() {
+    fn spans_and_marks_keep_their_order() {
         let start = time_marks::monotonic_nanoseconds();
         let timings = StepTimings::start_recording(start).unwrap();
         let subscriber =

@@ -120,11 +120,11 @@ impl RulePolicyEngine {
         &self,
         request: &RunRequest,
         assessment: &Assessment,
-        asked: &[QuestionKind],
+        requested: &[QuestionKind],
     ) -> Option<QuestionKind> {
         request.caller_approval.as_ref()?;
         let is_run = |kind: &QuestionKind| matches!(kind, QuestionKind::Run { .. });
-        if asked.iter().any(is_run) {
+        if requested.iter().any(is_run) {
             return None;
         }
         let bare = RunRequest { caller_approval: None, ..request.clone() };
@@ -138,13 +138,17 @@ impl RulePolicyEngine {
     /// Returns user and time, as far as a rule requires them, and whether the sandbox can keep
     /// changes.
     fn current_circumstances(&self) -> RequestContext {
-        let asked = |asks: fn(&PolicyRule) -> bool| self.settings.rules().any(asks);
+        let requested = |asks: fn(&PolicyRule) -> bool| self.settings.rules().any(asks);
         let now_ms = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|now| now.as_millis());
         RequestContext {
-            user: if asked(PolicyRule::asks_user) { user_name() } else { None },
+            user: if requested(PolicyRule::asks_user) { user_name() } else { None },
             tool: None,
             keeps_changes: self.can_keep.then_some(self.undo || self.stage),
-            time_ms: if asked(PolicyRule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
+            time_ms: if requested(PolicyRule::asks_time) {
+                now_ms().ok().and_then(|ms| ms.try_into().ok())
+            } else {
+                None
+            },
         }
     }
 
@@ -277,7 +281,7 @@ impl PolicyEngine for RulePolicyEngine {
     }
 
     fn is_guarded(&self, grant: &Grant) -> bool {
-        self.settings.guarded_place(grant).is_some()
+        self.settings.find_guarded_name(grant).is_some()
     }
 
     fn directory_powers(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Vec<Grant> {
@@ -326,8 +330,8 @@ fn run_requirements(request: &RunRequest, wants: &Obligations) -> Option<RunRequ
     }
     let with = wants.apply_to_request(request);
     let timeout_ms = match (request.timeout_ms, wants.limits.wall_ms) {
-        (Some(asked), Some(limit)) => Some(asked.min(limit)),
-        (asked, limit) => asked.or(limit),
+        (Some(requested), Some(limit)) => Some(requested.min(limit)),
+        (requested, limit) => requested.or(limit),
     };
     Some(RunRequirements { profile: with.profile, grants: with.grants, timeout_ms })
 }

@@ -346,7 +346,7 @@ impl RequestDriver<'_> {
             CoreOutput::Assess => Some(self.assess_request()),
             CoreOutput::Decide(assessment) => Some(self.apply_rules(&assessment)),
             CoreOutput::MakePlan { attempt, grants } => Some(self.make_plan(attempt, &grants)),
-            CoreOutput::FindStanding(context) => Some(self.load_remembered_answers(&context)),
+            CoreOutput::FindRemembered(context) => Some(self.load_remembered_answers(&context)),
             CoreOutput::LookUp(keys) => Some(self.look_up(&keys)),
             CoreOutput::Remember(memos) => self.remember_answers(&memos),
             CoreOutput::LookUpHeld { id, keys } => Some(self.look_up_held(id, &keys)),
@@ -422,7 +422,7 @@ impl RequestDriver<'_> {
             Ok(mut remembered_answers) => {
                 remembered_answers.grants.retain(|grant| self.engine.backend.supports_grant(grant, context.level));
                 self.refused.clone_from(&remembered_answers.refused);
-                CoreInput::Standing(remembered_answers)
+                CoreInput::Remembered(remembered_answers)
             }
             Err(error) => CoreInput::MemoryFailed(error.to_string()),
         }

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_person_says_of_hooks_is_read() {
+    fn the_users_settings_of_hooks_are_read() {
         let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
         assert!(has_usual_hooks(directory.path()));
         write(&directory.path().join(".gitconfig"), "[user]\n\tname = x\n");

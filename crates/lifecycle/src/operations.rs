@@ -133,13 +133,13 @@ impl Lifecycle {
             self.store.set_backend(&claim, kind.name())?;
             let spec = &request.spec;
             let hidden = request.hidden.clone();
-            let (places, left_out) = SandboxDirectories::create_directories(
+            let (sandbox_directories, left_out) = SandboxDirectories::create_directories(
                 claim.path(),
                 &id,
                 (&spec.workspace, hidden),
                 &request.profile.limits,
             )?;
-            let sandbox = kind.create_sandbox(&make_plan(&id, request, places), events)?;
+            let sandbox = kind.create_sandbox(&make_plan(&id, request, sandbox_directories), events)?;
             self.store.change_state(&id, SandboxState::Ready, None, self.now_ms())?;
             Ok((sandbox, left_out))
         })();
@@ -169,8 +169,8 @@ impl Lifecycle {
     ) -> Result<OpenSandbox, LifecycleError> {
         let used = self.use_files(id)?;
         let kind = self.kind_of(used.record())?;
-        let places = SandboxDirectories::open_checked(used.path(), &used.record().spec.workspace)?;
-        let plan = make_plan(id, request, places);
+        let sandbox_directories = SandboxDirectories::open_checked(used.path(), &used.record().spec.workspace)?;
+        let plan = make_plan(id, request, sandbox_directories);
         match kind.adopt_sandbox(&plan, events.clone()) {
             Err(SandboxError::Gone(_)) if used.record().spec.after_restart == AfterRestart::Destroy => {
                 self.release_files(used)?;
@@ -264,8 +264,9 @@ impl Lifecycle {
         request: &SandboxRequest,
         events: SandboxEventSender,
     ) -> Result<Option<Box<dyn Sandbox>>, LifecycleError> {
-        let places = SandboxDirectories::from_source(&self.store.sandbox_directory(&record.id), &record.spec.workspace);
-        match self.kind_of(record)?.adopt_sandbox(&make_plan(&record.id, request, places), events) {
+        let sandbox_directories =
+            SandboxDirectories::from_source(&self.store.sandbox_directory(&record.id), &record.spec.workspace);
+        match self.kind_of(record)?.adopt_sandbox(&make_plan(&record.id, request, sandbox_directories), events) {
             Err(SandboxError::Gone(_)) => Ok(None),
             found => Ok(Some(found?)),
         }
@@ -304,11 +305,11 @@ impl Lifecycle {
             self.kind_of(record)?.clear(&record.id)?;
         }
         drop(ending);
-        self.remove_places(&record.id)
+        self.remove_directories(&record.id)
     }
 
     /// Removes the files of a sandbox without processes.
-    fn remove_places(&self, id: &SandboxId) -> Result<(), LifecycleError> {
+    fn remove_directories(&self, id: &SandboxId) -> Result<(), LifecycleError> {
         let claim = self.store.claim_sandbox(id)?;
         directories::remove(claim.path(), id)?;
         Ok(self.store.close_sandbox(claim, self.now_ms())?)
@@ -367,7 +368,7 @@ impl Lifecycle {
         let ends = || {
             self.store.change_state(id, SandboxState::Failed, Some(&why), self.now_ms())?;
             self.store.change_state(id, SandboxState::Destroying, Some(&why), self.now_ms())?;
-            self.remove_places(id)
+            self.remove_directories(id)
         };
         if let Err(error) = ends() {
             tracing::warn!("the files of the failed sandbox {id} are left for the next cleanup: {error}");
@@ -414,7 +415,7 @@ impl Lifecycle {
     }
 }
 
-fn make_plan(id: &SandboxId, request: &SandboxRequest, places: SandboxDirectories) -> SandboxPlan {
+fn make_plan(id: &SandboxId, request: &SandboxRequest, sandbox_directories: SandboxDirectories) -> SandboxPlan {
     let mut profile = request.profile.clone();
     if !matches!(request.spec.workspace, WorkspaceSource::Bind { .. }) {
         // The host trusts no name in a workspace of the sandbox's own.
@@ -423,8 +424,8 @@ fn make_plan(id: &SandboxId, request: &SandboxRequest, places: SandboxDirectorie
     SandboxPlan {
         id: id.clone(),
         system: guest_system(&request.spec),
-        workspace: places.workspace,
-        home: places.home,
+        workspace: sandbox_directories.workspace,
+        home: sandbox_directories.home,
         profile,
         level: request.spec.level,
         background: request.spec.background,

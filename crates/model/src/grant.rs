@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         for bad in [
             "",
             "write",

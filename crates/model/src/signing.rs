@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         let (short, odd) = (&KEY[..KEY.len() - 1], format!("{}B", &KEY[..KEY.len() - 1]));
         for bad in [
             "sign".to_owned(),

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn unclear_input_is_refused() {
         for bad in [
             "",
             ":",
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wide_does_not_admit_special_addresses() {
+    fn wide_patterns_exclude_special_addresses() {
         for (pattern, target, expected) in [
             ("*", "example.com:1", true),
             ("*", "8.8.8.8:53", true),

@@ -142,7 +142,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_with_its_power() {
+    fn a_refusal_is_reported_with_its_power() {
         let action = build_action(&sample_hold(), &SecretRedactor::default());
         assert_eq!(action["refused"][0]["operation"], "connect");
         assert_eq!(action["refused"][0]["object"], "pypi.org:443");

@@ -133,7 +133,7 @@ fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
             });
             print_result(json, &value, || render::audit::format_verification(&found, &earlier))
         }
-        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => Err(CliError::from(e)),
+        Err(e @ (VerifyError::LogFile(_) | VerifyError::NoLog { .. })) => Err(CliError::from(e)),
         Err(e) => {
             let line = match e {
                 VerifyError::Broken { line, .. } => Some(line),

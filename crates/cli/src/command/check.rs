@@ -27,7 +27,7 @@ pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let request_args = ResolvedArgs::from_check_args(typed, &read_variable)?;
     let setting = configuration::load_config(&request_args.workspace)?;
-    setting.require_profile(request_args.terms.profile.as_deref())?;
+    setting.require_profile(request_args.options.profile.as_deref())?;
     let request = setting.build_request(&request_args, resolved_args::request_id()?);
     let rules = setting.policy_engine();
     let decide = |request: &RunRequest| {

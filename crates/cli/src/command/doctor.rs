@@ -122,11 +122,11 @@ pub struct SandboxTrial {
 /// # Errors
 /// [`CliError`] if no directory for the test can be created.
 pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
-    let place = TrialDirectory::create_directory()?;
-    let setting = configuration::load_config(&place.workspace)?;
+    let trial_directory = TrialDirectory::create_directory()?;
+    let setting = configuration::load_config(&trial_directory.workspace)?;
     let diagnosis = layers::diagnose_host();
     let levels: Vec<_> = [IsolationLevel::Full, IsolationLevel::Restricted]
-        .map(|level| add_explanation(test_level(level, &place, &setting), &diagnosis))
+        .map(|level| add_explanation(test_level(level, &trial_directory, &setting), &diagnosis))
         .into();
     let findings = DoctorReport {
         kernel: RawText::from(rustix::system::uname().release().to_bytes()).to_escaped(),
@@ -134,7 +134,7 @@ pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
         best: levels.iter().find(|found| found.works).map(|found| found.level),
         layers: diagnosis.layers.into_iter().map(|(name, report)| LayerFinding { name, report }).collect(),
         levels,
-        engines: containers::list_container_backends(&place.workspace)?.iter().map(found_engine).collect(),
+        engines: containers::list_container_backends(&trial_directory.workspace)?.iter().map(found_engine).collect(),
         reviewer: setting.settings.review.value.as_ref().map(found_reviewer),
     };
     print_result(typed.json, &findings, || render::doctor::format_findings(&findings, crate::stdout_style()))?;
@@ -206,14 +206,14 @@ struct TrialObservations {
 }
 
 /// Runs the trials at `level`.
-fn test_level(level: IsolationLevel, place: &TrialDirectory, setting: &WorkspaceConfig) -> LevelFinding {
+fn test_level(level: IsolationLevel, trial_directory: &TrialDirectory, setting: &WorkspaceConfig) -> LevelFinding {
     let mut found = LevelFinding { level, ..LevelFinding::default() };
-    match plan_trials(level, place, setting).and_then(|plan| run_trials(&plan)) {
+    match plan_trials(level, trial_directory, setting).and_then(|plan| run_trials(&plan)) {
         Err(failure) => (found.error, found.hint) = (Some(failure.what), failure.hint),
         Ok(seen) => {
-            found.tried = evaluate_trials(&seen, place);
+            found.tried = evaluate_trials(&seen, trial_directory);
             // The next level starts in the same state.
-            place.remove_trial_files();
+            trial_directory.remove_trial_files();
             found.works = found.tried.iter().all(|trial| trial.holds);
             found.enforced = Some(seen.enforced);
         }
@@ -241,10 +241,10 @@ fn add_explanation(mut found: LevelFinding, diagnosis: &HostDiagnosis) -> LevelF
 
 fn plan_trials(
     level: IsolationLevel,
-    place: &TrialDirectory,
+    trial_directory: &TrialDirectory,
     setting: &WorkspaceConfig,
 ) -> Result<AttemptPlan, CliError> {
-    let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
+    let outside = trial_directory.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
     let outside = shell_quoted(&RawText::from(outside).to_escaped());
     // Only builtins of every shell; each line prints its result.
     let script = format!(
@@ -252,7 +252,7 @@ fn plan_trials(
          kill -0 {} && echo signalled\necho end",
         std::process::id(),
     );
-    let workspace = &place.workspace;
+    let workspace = &trial_directory.workspace;
     let request = RunRequest {
         id: resolved_args::request_id()?,
         session: None,
@@ -302,13 +302,13 @@ fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations)
     }
 }
 
-fn evaluate_trials(seen: &TrialObservations, place: &TrialDirectory) -> Vec<SandboxTrial> {
+fn evaluate_trials(seen: &TrialObservations, trial_directory: &TrialDirectory) -> Vec<SandboxTrial> {
     let exists = |path: &Path| path.symlink_metadata().is_ok();
-    let (made, protected) = (place.workspace.join("made"), place.workspace.join(".envrc"));
+    let (made, protected) = (trial_directory.workspace.join("made"), trial_directory.workspace.join(".envrc"));
     // The output is escaped as one line.
     let prints = |word: &str| seen.prints.split("\\n").any(|line| line == word);
     let ended = seen.end == Some(CommandEnd::Exited(0)) && prints("end");
-    let outside = place.outside.as_ref().map(|outside| {
+    let outside = trial_directory.outside.as_ref().map(|outside| {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
         [
             ("it cannot write elsewhere", !prints("wrote-outside") && !exists(outside)),

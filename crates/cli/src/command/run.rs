@@ -56,7 +56,12 @@ pub fn run_command(typed: RunArgs, start: u64) -> CommandResult {
     let here = |typed: &RunArgs| {
         let signals = interrupts::take_signals()?;
         let terminal = CommandTerminal::from_tty_option(typed.tty)?;
-        Ok(RunSetup { signals, terminal, place: RunSandbox::Own(start_prewarmed_init(&typed.terms)), supervisor: None })
+        Ok(RunSetup {
+            signals,
+            terminal,
+            run_sandbox: RunSandbox::Own(start_prewarmed_init(&typed.options)),
+            supervisor: None,
+        })
     };
     let (_, code) = run_to_end(typed, id, here);
     if let Some(timings) = timings {
@@ -72,7 +77,7 @@ pub struct RunSetup {
     /// Terminal of the command.
     pub terminal: CommandTerminal,
     /// Sandbox of the command.
-    pub place: RunSandbox,
+    pub run_sandbox: RunSandbox,
     /// Set if the run is detached.
     pub supervisor: Option<Arc<RunSupervisor>>,
 }
@@ -89,9 +94,9 @@ pub fn run_to_end(
     let mut workspace = None;
     let outcome = report.as_ref().map_err(Clone::clone).and_then(|_| {
         let setup = setup(&typed)?;
-        sandbox_grants = setup.place.common_grants();
-        if let RunSandbox::Own(_) = setup.place {
-            workspace = resolved_args::workspace_of(&typed.terms, &read_variable).ok();
+        sandbox_grants = setup.run_sandbox.common_grants();
+        if let RunSandbox::Own(_) = setup.run_sandbox {
+            workspace = resolved_args::workspace_of(&typed.options, &read_variable).ok();
         }
         run_engine(typed, id.clone(), setup)
     });
@@ -144,22 +149,23 @@ fn load_used_answers(outcome: &RunOutcome) -> Vec<ApprovalRecord> {
 
 fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutcome, CliError> {
     let captured = leaves_output(&typed)?;
-    let place = setup.place;
+    let run_sandbox = setup.run_sandbox;
     let request_args =
         info_span!("understand the request").in_scope(|| ResolvedArgs::from_run_args(typed, &read_variable))?;
-    let request_args = place.resolve_inside(request_args)?;
-    let setting =
-        info_span!("read the policy").in_scope(|| configuration::load_config(place.host_workspace(&request_args)))?;
-    let setting = if place.persistent_workspace().is_some() { setting.without_mounts() } else { setting };
-    setting.require_profile(request_args.terms.profile.as_deref())?;
+    let request_args = run_sandbox.resolve_inside(request_args)?;
+    let setting = info_span!("read the policy")
+        .in_scope(|| configuration::load_config(run_sandbox.host_workspace(&request_args)))?;
+    let setting = if run_sandbox.persistent_workspace().is_some() { setting.without_mounts() } else { setting };
+    setting.require_profile(request_args.options.profile.as_deref())?;
     let state = StateDirectory::open(&setting.sources.state_directory)?;
     locations::make_configuration_directory(&setting.sources);
     info_span!("recover stages")
-        .in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&request_args))))?;
+        .in_scope(|| super::stage::recover_commits(&state, Some(run_sandbox.host_workspace(&request_args))))?;
     tell_built_in(&setting, &state);
-    let request = place.adapt_request(setting.build_request(&request_args, id));
+    let request = run_sandbox.adapt_request(setting.build_request(&request_args, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
-    let question_timeout_ms = request_args.terms.approval_timeout.map_or(configured_ms, resolved_args::to_milliseconds);
+    let question_timeout_ms =
+        request_args.options.approval_timeout.map_or(configured_ms, resolved_args::to_milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
     let SignalListener { interrupts, interrupter, wake, of_terminal } = setup.signals.start_listening()?;
     let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
@@ -178,12 +184,12 @@ fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutco
             Arc::new(Mutex::new(terminal.with_rules(Arc::clone(&answer_rules))))
         }
     };
-    let inside = place.persistent_workspace().map(Path::to_owned);
+    let inside = run_sandbox.persistent_workspace().map(Path::to_owned);
     let person = SigningUser {
         agent: signing_names::find_agent_socket(&read_variable),
         home: locations::find_home_directory(&read_variable)?,
     };
-    let backend = place.into_backend(&state, person);
+    let backend = run_sandbox.into_backend(&state, person);
     let rule_engine = build_policy_engine(&setting, &request_args, inside, backend.name());
     let engine = RequestEngine {
         rule_engine: Arc::new(rule_engine),
@@ -220,10 +226,10 @@ fn build_policy_engine(
     sandbox_backend: &'static str,
 ) -> RulePolicyEngine {
     RulePolicyEngine {
-        stage: request_args.terms.stage,
-        undo: request_args.terms.undo,
+        stage: request_args.options.stage,
+        undo: request_args.options.undo,
         can_keep: inside.is_none(),
-        trace: request_args.terms.trace,
+        trace: request_args.options.trace,
         inside,
         sandbox_backend,
         ..setting.policy_engine()
@@ -291,9 +297,9 @@ fn store_rules(
 
 /// Starts a sandbox while the request is read, if the run probably needs one. If that fails, the
 /// run's own start reports the reason.
-pub fn start_prewarmed_init(terms: &RunOptions) -> Option<PrewarmedInit> {
+pub fn start_prewarmed_init(options: &RunOptions) -> Option<PrewarmedInit> {
     let needs_sandbox =
-        terms.level.is_none_or(|level| level == IsolationLevel::Full) && terms.profile.as_deref() != Some("host");
+        options.level.is_none_or(|level| level == IsolationLevel::Full) && options.profile.as_deref() != Some("host");
     needs_sandbox.then(|| info_span!("begin the sandbox").in_scope(PrewarmedInit::start))?.ok()
 }
 

@@ -118,10 +118,10 @@ fn format_considered_rule(one: &RuleExplanation<'_>) -> String {
 pub fn failed_examples(path: &Path, report: &ExampleReport) -> String {
     let mut out = String::new();
     for result in report.failed_results() {
-        let place = result.place.map_or(String::new(), |place| format!(":{place}"));
+        let position = result.position.map_or(String::new(), |position| format!(":{position}"));
         let fault = result.fault.as_deref().unwrap_or_default();
         let file = RawText::from(path).to_escaped();
-        let _ = writeln!(out, "{file}{place}: `{}`: {}", escape_text(&result.subject), escape_text(fault));
+        let _ = writeln!(out, "{file}{position}: `{}`: {}", escape_text(&result.subject), escape_text(fault));
         let (decided, rule) = (result.decision.verdict, escape_text(&result.decision.rule));
         let _ = writeln!(out, "  expected {}, decided {decided} by {rule}", result.expected);
     }

@@ -561,7 +561,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_opinion_stands_beside_the_question() {
+    fn an_opinion_is_shown_beside_the_question() {
         let run = || sample_question(QuestionKind::Run { reasons: Vec::new() });
         let value = with_review(run(), RiskLevel::Medium);
         insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
@@ -762,7 +762,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nothing_a_command_says_acts_on_the_terminal() {
+    fn no_output_of_a_command_acts_on_the_terminal() {
         let mut value = sample_escalation();
         value.command = "true\u{1b}[2J\u{202e}; rm -rf x \t\n\u{9b}31m".into();
         value.cwd = "/home/\u{200b}u\r".into();
@@ -938,7 +938,7 @@ pub(crate) mod tests {
 
     /// Each scope that is wider than the command is stated, and the others are not.
     #[test]
-    fn the_wider_reach_is_said() {
+    fn the_wider_reach_is_shown() {
         let grants = || vec!["write /srv/x".parse().unwrap()];
         let reach = |value: &ApprovalQuestion| {
             let shown = format_sample(value);

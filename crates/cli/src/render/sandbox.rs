@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_uses_is_a_table_and_what_is_not_known_a_dash() {
+    fn usage_is_a_table_with_a_dash_for_unknown_values() {
         let total = ResourceUsage { cpu_ms: 61_250, ..ResourceUsage::default() };
         let usage = SandboxUsage { total, memory_bytes: Some(1_572_864), processes: Some(3) };
         let id = format!("sbx_{}", "ab".repeat(16));

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_and_what_stands_against_them() {
+    fn changes_and_their_conflicts() {
         let file = facts(ObjectKind::File, 0o644, 1);
         let list = [
             StageChange::for_show("new\u{1b}[2J", ChangeKind::Added, Some(file), None),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_says_what_it_left_and_how_it_would_go() {
+    fn a_commit_reports_omitted_changes_and_how_to_commit_them() {
         let held = |path: &str, unit: &str| HeldChange {
             path: path.into(),
             how: ChangeKind::Added,

@@ -432,12 +432,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_say_is_not_said() {
+    fn no_remark_without_content() {
         assert_eq!(format_summary(&outcome(FinalStatus::Exited), context(), TextLayout::PLAIN), "");
     }
 
     #[test]
-    fn refusals_come_with_what_would_have_sufficed() {
+    fn refusals_name_the_sufficient_grant() {
         let mut value = outcome(FinalStatus::Exited);
         let mut other = sample_denial();
         other.object = "/home/u/it's\u{1b}[2J".into();
@@ -455,7 +455,7 @@ mod tests {
 
     /// A user at a terminal may add the grant; a program that reads a pipe requests it.
     #[test]
-    fn a_program_is_told_to_ask() {
+    fn a_program_gets_the_hint_to_request() {
         let mut value = outcome(FinalStatus::Exited);
         value.attempts[0].denials = vec![sample_denial()];
         insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PIPE), @r"
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_each_thing_once_and_its_remedy_last() {
+    fn a_refusal_states_each_fact_once_and_its_remedy_last() {
         let mut value = outcome(FinalStatus::Refused);
         value.decision.rule = "refused by the rules: there is no profile `x`; hint: it is `y`".into();
         value.decision.reasons = vec!["there is no profile `x`; hint: it is `y`".into(), "and more".into()];
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_staged_comes_last_with_what_can_be_done() {
+    fn staged_changes_come_last_with_their_commands() {
         let mut value = outcome(FinalStatus::TimedOut);
         value.attempts[0].staged = Some(StagedChanges { stage: "stg_1".parse().unwrap(), changes: 3 });
         insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sandbox_is_said() {
+    fn a_missing_sandbox_is_reported() {
         let mut value = outcome(FinalStatus::Exited);
         value.attempts[0].enforced =
             Some(EnforcementReport { level: IsolationLevel::None, layers: Default::default() });
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_that_could_not_be_had_are_told_where_it_matters() {
+    fn unavailable_caches_are_reported_where_they_matter() {
         let mut value = outcome(FinalStatus::Exited);
         let detail = "none, the directory of the workspace's caches: Device or resource busy".to_owned();
         let report = LayerReport { state: LayerState::Absent, detail };

@@ -63,7 +63,7 @@ pub(super) enum RequestPhase {
     Assessing,
     Deciding,
     Planning,
-    FindingStanding,
+    FindingRemembered,
     Recalling(Vec<KeyPurpose>),
     Asking(OutstandingQuestion),
     Attempt(Box<LiveAttempt>),
@@ -174,7 +174,7 @@ impl RequestCore {
             (RequestPhase::Deciding, CoreInput::Decided(ruling)) => self.on_decided(*ruling),
             (RequestPhase::Planning, CoreInput::Planned(planned)) => self.on_planned(*planned),
             (RequestPhase::Planning, CoreInput::PlanFailed(why)) => self.on_plan_failed(why),
-            (RequestPhase::FindingStanding, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
+            (RequestPhase::FindingRemembered, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
                 self.counted = counted;
                 self.on_remembered_grants(&grants);
             }
@@ -182,7 +182,7 @@ impl RequestCore {
                 self.approver = approver;
                 self.on_recalled(&slots, answers);
             }
-            (RequestPhase::FindingStanding | RequestPhase::Recalling(_), CoreInput::MemoryFailed(why)) => {
+            (RequestPhase::FindingRemembered | RequestPhase::Recalling(_), CoreInput::MemoryFailed(why)) => {
                 self.on_memory_failed(&why)
             }
             (RequestPhase::Asking(open), CoreInput::Answered { digest, answer, by })
@@ -252,8 +252,8 @@ impl RequestCore {
         let context = self.grant_context(&planned);
         self.planned = Some(planned);
         if first && sandboxed {
-            self.out.push(CoreOutput::FindStanding(Box::new(context)));
-            self.phase = RequestPhase::FindingStanding;
+            self.out.push(CoreOutput::FindRemembered(Box::new(context)));
+            self.phase = RequestPhase::FindingRemembered;
         } else {
             self.recall_answers();
         }

@@ -245,7 +245,7 @@ pub enum CoreInput {
     /// The plan cannot be made. The text gives the failure and its reason, for a person.
     PlanFailed(String),
     /// Powers remembered for the session, workspace and profile.
-    Standing(PersistentAnswers),
+    Remembered(PersistentAnswers),
     /// Remembered answers for each key, in order, and whether an approver is available now.
     Recalled {
         /// Answer for each key.
@@ -350,7 +350,7 @@ pub enum CoreOutput {
         grants: Vec<Grant>,
     },
     /// Find the remembered powers; answer with [`CoreInput::Standing`] or [`CoreInput::MemoryFailed`].
-    FindStanding(Box<GrantContext>),
+    FindRemembered(Box<GrantContext>),
     /// Look up these keys; answer with [`CoreInput::Recalled`] or [`CoreInput::MemoryFailed`].
     LookUp(Vec<MemoryKey>),
     /// Remember these answers.

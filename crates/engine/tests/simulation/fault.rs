@@ -27,13 +27,13 @@ pub enum Fault {
     AskIsAllow,
     RefusalsForgotten,
     MemorySaysYesToAll,
-    SandboxLeftStanding,
+    SandboxLeftRunning,
     SandboxClaimed,
     UnsandboxedKept,
-    AskedOtherThanRecorded,
+    QuestionDiffersFromRecord,
     RecordFailureUnheard,
     EndUnheard,
-    AskedTwice,
+    QuestionRepeated,
     HeldForNobody,
     HeldAnsweredTwice,
     HeldForgotten,
@@ -72,13 +72,13 @@ pub const ALL: &[Fault] = &[
     Fault::AskIsAllow,
     Fault::RefusalsForgotten,
     Fault::MemorySaysYesToAll,
-    Fault::SandboxLeftStanding,
+    Fault::SandboxLeftRunning,
     Fault::SandboxClaimed,
     Fault::UnsandboxedKept,
-    Fault::AskedOtherThanRecorded,
+    Fault::QuestionDiffersFromRecord,
     Fault::RecordFailureUnheard,
     Fault::EndUnheard,
-    Fault::AskedTwice,
+    Fault::QuestionRepeated,
     Fault::HeldForNobody,
     Fault::HeldAnsweredTwice,
     Fault::HeldForgotten,
@@ -285,7 +285,7 @@ fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
         {
             vec![]
         }
-        (Fault::SandboxLeftStanding, CoreOutput::Discard) => vec![],
+        (Fault::SandboxLeftRunning, CoreOutput::Discard) => vec![],
         (Fault::UnsandboxedKept, CoreOutput::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
             let key = MemoryKey { namespace: QuestionNamespace::Run, digest: question.digest.clone(), refusal: false };
             let answer = ApprovalAnswer::Approved(ApprovalScope::Always);
@@ -293,7 +293,7 @@ fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
             let memo = AnswerMemo { key, answer, subject, grants: Vec::new(), request, by };
             vec![CoreOutput::Ask(question), CoreOutput::Remember(vec![memo])]
         }
-        (Fault::AskedOtherThanRecorded, CoreOutput::Ask(mut question)) => {
+        (Fault::QuestionDiffersFromRecord, CoreOutput::Ask(mut question)) => {
             question.command = "true".into();
             vec![CoreOutput::Ask(question)]
         }
@@ -311,7 +311,7 @@ fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
             }
             vec![CoreOutput::Record(kind)]
         }
-        (Fault::AskedTwice, CoreOutput::Ask(question)) => {
+        (Fault::QuestionRepeated, CoreOutput::Ask(question)) => {
             vec![CoreOutput::Ask(question.clone()), CoreOutput::Ask(question)]
         }
         (_, output) => vec![output],

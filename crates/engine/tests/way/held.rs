@@ -301,7 +301,7 @@ fn an_effect_is_asked_about_where_a_run_may_be() {
 }
 
 #[test]
-fn calls_are_held_only_where_somebody_could_answer() {
+fn calls_are_held_only_if_an_answer_is_possible() {
     let holding = |mode, absent| {
         let hall = Hall::new(Scripted { absent, ..Scripted::default() }, |_| 0);
         hall.house.run(hall.house.request("ls", mode));
@@ -318,7 +318,7 @@ fn calls_are_held_only_where_somebody_could_answer() {
 
 /// Who may come is not waited for, and is asked once there.
 #[test]
-fn calls_are_told_where_somebody_may_come() {
+fn calls_are_reported_if_an_approver_may_come() {
     let here = Arc::new(AtomicBool::new(false));
     let comes = Arc::clone(&here);
     let scripted = Scripted { absent: true, comes: Some(here), answers: [ONCE].into(), ..Scripted::default() };
@@ -333,7 +333,7 @@ fn calls_are_told_where_somebody_may_come() {
 }
 
 #[test]
-fn everything_is_on_record_before_the_call_goes_on() {
+fn everything_is_recorded_before_the_call_continues() {
     let hall = Hall::answering(&[ONCE], one);
     hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     let events = hall.house.events();
@@ -431,7 +431,7 @@ fn six(calls: &Calls) -> i32 {
 /// The third question offers the directory, whatever was answered before. A yes to it gives no
 /// power over what was refused.
 #[test]
-fn a_directory_is_offered_after_a_no_and_without_what_was_refused() {
+fn a_directory_is_offered_after_a_refusal_without_the_refused_path() {
     let hall = Hall::answering(&[ONCE, NO, ApprovalAnswer::Approved(ApprovalScope::Always)], |calls| {
         six(calls) + 10 * i32::from(calls.wants(&write("/srv/d/1")))
     });
@@ -625,7 +625,7 @@ fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
 }
 
 #[test]
-fn scopes_reach_as_far_as_they_say() {
+fn scopes_have_their_stated_reach() {
     // For the session: another command has it from the start.
     let hall = Hall::answering(&[ApprovalAnswer::Approved(ApprovalScope::Session)], one);
     hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
@@ -647,7 +647,7 @@ fn scopes_reach_as_far_as_they_say() {
 }
 
 #[test]
-fn what_is_remembered_answers_where_nobody_is() {
+fn remembered_answers_work_without_an_approver() {
     let hall = Hall::new(Scripted { absent: true, ..Scripted::default() }, one);
     let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
     remember(&hall.house, &write("/srv/a"), ApprovalScope::Times(1));
@@ -756,7 +756,7 @@ justification = "look first"
 
 /// A power given in place stands in every later attempt of the request.
 #[test]
-fn a_further_attempt_keeps_what_was_given() {
+fn a_further_attempt_keeps_the_granted_powers() {
     let hall = Hall::answering(&[ONCE, ONCE], |calls| {
         let held = calls.wants(&write("/srv/a"));
         let hidden = Grant::Read("/srv/hidden".into());
@@ -777,7 +777,7 @@ fn a_further_attempt_keeps_what_was_given() {
 }
 
 #[test]
-fn an_interrupt_waits_for_nobody() {
+fn an_interrupt_is_immediate() {
     let scripted = Scripted { slow: Some(Duration::from_secs(20)), ..Scripted::default() };
     let hall = Hall::new(scripted, one);
     let (interrupter, interrupts) = interrupt_channel();
@@ -811,7 +811,7 @@ fn thinking_takes_none_of_the_time_of_a_command() {
 
 /// Where nobody answers, the next question does not stop the clock.
 #[test]
-fn questions_that_nobody_answers_buy_no_time() {
+fn unanswered_questions_buy_no_time() {
     let scripted = Scripted { slow: Some(Duration::from_secs(60)), ..Scripted::default() };
     let mut hall = Hall::new(scripted, |calls| {
         (0..).find(|n| !calls.wants(&Grant::Socket(format!("/run/{n}").into())) && *n > 0).map_or(0, |_| one(calls))

@@ -77,7 +77,7 @@ fn shown(house: &House) -> String {
 }
 
 #[test]
-fn what_is_sent_is_on_record_before() {
+fn requests_are_recorded_before_they_are_sent() {
     for (risk, expected_text) in
         [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")]
     {
@@ -128,7 +128,7 @@ impl EventRecorder for Unwilling {
 
 /// L6.
 #[test]
-fn what_cannot_be_recorded_is_not_sent() {
+fn an_unrecorded_request_is_not_sent() {
     let (mut house, was_recorded) = house(Ok(RiskLevel::Low), None);
     let log = AuditLogWriter::open(&house.dir.path().join("state/other")).unwrap();
     house.engine.recorder = Arc::new(Unwilling(log));

@@ -161,7 +161,7 @@ mod tests {
     use crate::{LimitKind, RawText};
 
     #[test]
-    fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
+    fn missing_options_have_defaults_and_unknown_ones_are_refused() {
         let least: SandboxSpec = serde_json::from_str(r#"{"profile":"workspace"}"#).unwrap();
         assert_eq!(least, SandboxSpec::of_profile("workspace"));
         assert_eq!(least.check_consistency(), Ok(()));

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_its_time_is_over_or_nobody_used_it() {
+    fn it_ends_after_its_lifetime_or_when_idle() {
         let mut spec = SandboxSpec::of_profile("workspace");
         let ends = |spec: &SandboxSpec, used_ms: u64| {
             let begun = SandboxRecord::for_creation(SandboxId::from_random([1; 16]), spec.clone(), 10_000);

@@ -44,9 +44,9 @@ pub fn run_in_sandbox(
     let opened = open_sandbox(lifecycle, id)?;
     let level = opened.used.record().spec.level;
     let record = opened.used.record().clone();
-    let place = RunSandbox::Lasting(Box::new(build_persistent_context(&record, &opened, Vec::new(), None)));
+    let run_sandbox = RunSandbox::Lasting(Box::new(build_persistent_context(&record, &opened, Vec::new(), None)));
     let (text, started_ms) = (text_of(&subject), now_ms());
-    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, place, supervisor: None });
+    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None });
     let (outcome, code) = run_to_end(run_args(manner, subject, level), resolved_args::request_id()?, setup);
     lifecycle.leave_sandbox(opened)?;
     notify::tell_breaches(load_notify_settings, &record, &outcome);
@@ -119,22 +119,22 @@ fn run_steps(
     let record = opened.used.record();
     let agreed = CallerApproval { by: by.to_owned(), warnings: Vec::new() };
     commands.into_iter().try_for_each(|words| {
-        let place = build_persistent_context(record, opened, grants.to_vec(), Some(agreed.clone()));
+        let run_sandbox = build_persistent_context(record, opened, grants.to_vec(), Some(agreed.clone()));
         let signals = signals.take().map_or_else(interrupts::take_signals, Ok)?;
-        one_step(words, place, record.spec.level, signals)
+        one_step(words, run_sandbox, record.spec.level, signals)
     })
 }
 
 fn one_step(
     words: Vec<RawText>,
-    place: PersistentRunContext,
+    run_sandbox: PersistentRunContext,
     level: IsolationLevel,
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let (terminal, place) = (CommandTerminal::Own, RunSandbox::Lasting(Box::new(place)));
+    let (terminal, run_sandbox) = (CommandTerminal::Own, RunSandbox::Lasting(Box::new(run_sandbox)));
     let args = run_args(SandboxExecOptions::default(), subject, level);
-    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, place, supervisor: None });
+    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None });
     match run_to_end(args, resolved_args::request_id()?, setup) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {
@@ -186,7 +186,7 @@ fn build_persistent_context(
 
 fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLevel) -> RunArgs {
     RunArgs {
-        terms: RunOptions {
+        options: RunOptions {
             grants: manner.grants,
             requests: manner.requests,
             mode: manner.mode,

@@ -269,7 +269,7 @@ fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, CliError> {
 
 /// Returns the specification that the isolation of a sandbox is built from.
 fn build_isolation_spec(spec: SandboxSpec, settings: &PolicySettings) -> Result<SandboxRequest, CliError> {
-    let hidden = demand_workspace(&spec, settings)?;
+    let hidden = require_workspace(&spec, settings)?;
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
     profile.filesystem.hide.extend(hidden);
     profile.filesystem.hide.sort();
@@ -293,7 +293,7 @@ fn hidden_files(settings: &PolicySettings, profile: &str, workspace: &Path) -> R
 /// Checks that a directory of the user may be bound or copied, which follows the rules for a
 /// workspace of a run. It must not contain the home, credentials, Stockade's own files or the
 /// system. Returns the paths inside that are hidden from runs.
-fn demand_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec<RawText>, CliError> {
+fn require_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec<RawText>, CliError> {
     let (WorkspaceSource::Bind { directory } | WorkspaceSource::Copy { directory }) = &spec.workspace else {
         return Ok(Vec::new());
     };
@@ -306,7 +306,7 @@ fn demand_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec
     let profile = resolve_profile(settings, &spec.profile, path, &[])?;
     locations::refuse_system(path, "the workspace")?;
     if matches!(spec.workspace, WorkspaceSource::Bind { .. }) {
-        locations::demand_own(path, "the workspace")?;
+        locations::require_own(path, "the workspace")?;
     }
     let hide = profile.filesystem.hide.iter().map(RawText::as_path);
     let beneath = hidden::find_hidden_paths(path, hide)?;
