@@ -17,7 +17,6 @@ use stockade_model::{
 };
 use stockade_policy::load::{ConfigSources, load_settings};
 use stockade_policy::resolve_profile;
-use stockade_store::ApprovalStore;
 
 use crate::bench::{Bench, CAPTURE, TestSandbox};
 
@@ -90,7 +89,7 @@ impl ApprovalFixture {
             approver: Arc::new(Mutex::new(approver)),
             reviewer: None,
             recorder: Arc::new(AuditLogWriter::open(&state.join("audit")).unwrap()),
-            memory: Arc::new(StoreMemory::new(Arc::new(ApprovalStore::open(&state.join("db/approvals.db")).unwrap()))),
+            memory: Arc::new(StoreMemory::new(state.join("db/approvals.db"))),
             clock: Arc::new(SystemClock::default()),
             user: "uid 1".to_owned(),
             question_timeout_ms: 20_000,

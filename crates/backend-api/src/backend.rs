@@ -180,9 +180,7 @@ impl AttemptEventSender {
             (self.0.tell)(event);
         }
     }
-}
 
-impl AttemptEventSender {
     /// Returns a weak copy, which does not delay the report of a lost attempt.
     pub fn downgrade(&self) -> WeakEventSender {
         WeakEventSender(Arc::downgrade(&self.0))
@@ -202,12 +200,6 @@ impl WeakEventSender {
     }
 }
 
-impl fmt::Debug for WeakEventSender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WeakEvents").finish_non_exhaustive()
-    }
-}
-
 impl Drop for EventSenderState {
     fn drop(&mut self) {
         if !*self.ended.get_mut() {
@@ -224,7 +216,7 @@ impl fmt::Debug for AttemptEventSender {
 }
 
 /// Result of an attempt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
     /// End of the command.
     pub end: CommandEnd,
@@ -253,29 +245,19 @@ pub struct AttemptEnd {
 impl AttemptEnd {
     /// Creates a result that contains only the end of the command.
     pub fn from_command_end(end: CommandEnd) -> Self {
-        Self {
-            end,
-            usage: ResourceUsage::default(),
-            stdout: None,
-            stderr: None,
-            truncated: false,
-            staged: None,
-            kept_for_undo: 0,
-            project_files: Vec::new(),
-            reads: Vec::new(),
-            acted: false,
-        }
+        Self { end, ..Self::default() }
     }
 }
 
 /// End of the command of an attempt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandEnd {
     /// The command exited with this status.
     Exited(i32),
     /// This signal killed the command.
     Signaled(i32),
     /// The program was not found; nothing ran.
+    #[default]
     NotFound,
     /// The program could not be executed; nothing ran.
     NotExecutable(String),

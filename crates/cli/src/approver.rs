@@ -2,16 +2,16 @@
 //! key: input from before the question was shown does not answer it. It decides nothing itself: a
 //! question without an answer times out.
 
-use std::fmt::Write as _;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, ApprovalScope, QuestionKind, RawText};
 use stockade_policy::DraftRule;
 
+use crate::command::now_ms;
 use crate::command::policy::remembered_rules::AnswerRules;
 use crate::render::TextLayout;
 use crate::render::question::{self, AnswerKey, UNSANDBOXED_WORD};
@@ -90,38 +90,21 @@ impl TerminalApprover {
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.open_keyboard()?;
         let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::resolved_args::to_milliseconds);
-        let knows_sequences = self.knows_sequences;
-        let mut text = if knows_sequences { SCREEN_RESET.to_owned() } else { String::new() };
+        let mut text = if self.knows_sequences { SCREEN_RESET.to_owned() } else { String::new() };
         text += &question::still_held(waiting.held_calls().count(), held_ms, style);
         text += &question::format_question(question, &self.text, style);
         keys.show_text(&text, deadline)?;
-        let dialog = QuestionDialog {
-            keys: &keys,
-            style,
-            deadline,
-            wake: self.wake.as_ref(),
-            question,
-            text: &self.text,
-            waiting,
-            answer_rules: self.answer_rules.as_deref(),
-            leaves: self.leaves.as_deref(),
-            knows_sequences,
-        };
+        let dialog = QuestionDialog { approver: self, keys: &keys, style, deadline, question, waiting };
         let answer = match question.kind {
             QuestionKind::Unsandboxed => dialog.read_confirmation_word()?,
             _ => dialog.read_answer_key(&question::list_answer_keys(question))?,
         };
-        let mut note = String::new();
-        match answer {
-            _ if waiting.is_withdrawn() => {
-                let _ = writeln!(note, "\n  withdrawn: no process waits for the answer any more");
-            }
-            ApprovalAnswer::TimedOut => {
-                let _ = writeln!(note, "\n  no answer: refused");
-            }
-            _ => note.push('\n'),
-        }
-        keys.show_text(&note, Instant::now() + Duration::from_secs(1))?;
+        let note = match answer {
+            _ if waiting.is_withdrawn() => "\n  withdrawn: no process waits for the answer any more\n",
+            ApprovalAnswer::TimedOut => "\n  no answer: refused\n",
+            _ => "\n",
+        };
+        keys.show_text(note, Instant::now() + Duration::from_secs(1))?;
         Ok(answer)
     }
 }
@@ -150,23 +133,12 @@ impl Approver for TerminalApprover {
 
 /// One question on the screen.
 struct QuestionDialog<'a> {
+    approver: &'a TerminalApprover,
     keys: &'a QuestionKeyboard<'a>,
     style: TextLayout,
     deadline: Instant,
-    wake: Option<&'a OwnedFd>,
     question: &'a ApprovalQuestion,
-    text: &'a RawText,
     waiting: &'a PendingQuestion,
-    answer_rules: Option<&'a AnswerRules>,
-    leaves: Option<&'a AtomicBool>,
-    knows_sequences: bool,
-}
-
-/// Result of waiting for a key.
-enum DialogInput {
-    Bytes(Vec<u8>),
-    /// The question has ended, with this answer.
-    Over(ApprovalAnswer),
 }
 
 /// Result of waiting for a fresh key.
@@ -181,31 +153,33 @@ enum FreshKey {
 }
 
 impl QuestionDialog<'_> {
-    fn next(&self) -> DialogInput {
-        let withdrawal = self.waiting.withdrawal_fd();
-        let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
+    /// Waits for pressed keys. The error is the answer with which the question has ended.
+    fn next(&self) -> Result<Vec<u8>, ApprovalAnswer> {
+        let has_withdrawal = self.waiting.withdrawal_fd().is_some();
         loop {
-            let look_around =
-                if withdrawal.is_some() { self.deadline } else { Instant::now() + WITHDRAWAL_POLL_INTERVAL };
-            let pressed = self.keys.next(self.deadline.min(look_around), &wakes);
+            let look_around = if has_withdrawal { self.deadline } else { Instant::now() + WITHDRAWAL_POLL_INTERVAL };
+            let pressed = self.keys.next(self.deadline.min(look_around), &self.wakes());
             if self.waiting.is_withdrawn() {
-                return DialogInput::Over(ApprovalAnswer::TimedOut);
+                return Err(ApprovalAnswer::TimedOut);
             }
             match pressed {
-                KeyWaitResult::Bytes(bytes) => return DialogInput::Bytes(bytes),
-                KeyWaitResult::Woken => return DialogInput::Over(ApprovalAnswer::Abort),
+                KeyWaitResult::Bytes(bytes) => return Ok(bytes),
+                KeyWaitResult::Woken => return Err(ApprovalAnswer::Abort),
                 KeyWaitResult::TimedOut if Instant::now() < self.deadline => {}
-                KeyWaitResult::TimedOut | KeyWaitResult::Gone => return DialogInput::Over(ApprovalAnswer::TimedOut),
+                KeyWaitResult::TimedOut | KeyWaitResult::Gone => return Err(ApprovalAnswer::TimedOut),
             }
         }
     }
 
+    /// Returns the descriptors that end a wait for keys.
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.approver.wake.as_ref().map(AsFd::as_fd).into_iter().chain(self.waiting.withdrawal_fd()).collect()
+    }
+
     /// Handles Ctrl-C: it ends the run, or leaves a run that continues without this terminal.
     fn handle_interrupt(&self) -> std::io::Result<ApprovalAnswer> {
-        match self.leaves {
-            Some(leaves) => leaves.store(true, Ordering::Relaxed),
-            None => return self.echo_key('q', ApprovalAnswer::Abort),
-        }
+        let Some(leaves) = &self.approver.leaves else { return self.echo_key('q', ApprovalAnswer::Abort) };
+        leaves.store(true, Ordering::Relaxed);
         Ok(ApprovalAnswer::Abort)
     }
 
@@ -219,8 +193,8 @@ impl QuestionDialog<'_> {
         self.keys.wait_until_idle(self.deadline, &|| self.waiting.is_withdrawn())?;
         self.keys.show_text(prompt, self.deadline)?;
         Ok(match self.next() {
-            DialogInput::Over(answer) => FreshKey::Over(answer),
-            DialogInput::Bytes(bytes) => match parse_single_key(&bytes) {
+            Err(answer) => FreshKey::Over(answer),
+            Ok(bytes) => match parse_single_key(&bytes) {
                 Some(b'q') => FreshKey::Over(self.echo_key('q', ApprovalAnswer::Abort)?),
                 Some(key) if INTERRUPT_KEYS.contains(&key) => FreshKey::Over(self.handle_interrupt()?),
                 Some(key) => FreshKey::Key(key),
@@ -232,15 +206,13 @@ impl QuestionDialog<'_> {
     /// Returns whether the terminal has confirmed that all input which it sent by itself has
     /// arrived. A terminal without control sequences is not asked.
     fn is_fenced(&self) -> std::io::Result<bool> {
-        let withdrawal = self.waiting.withdrawal_fd();
-        let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
-        Ok(self.knows_sequences && self.keys.drop_earlier_input(self.deadline, &wakes)?)
+        Ok(self.approver.knows_sequences && self.keys.drop_earlier_input(self.deadline, &self.wakes())?)
     }
 
     /// Returns the question text again if a command that still runs may have overwritten it.
     fn redraw_question(&self) -> String {
         match self.question.kind {
-            QuestionKind::Hold { .. } => question::format_question(self.question, self.text, self.style),
+            QuestionKind::Hold { .. } => question::format_question(self.question, &self.approver.text, self.style),
             _ => String::new(),
         }
     }
@@ -254,11 +226,8 @@ impl QuestionDialog<'_> {
                 FreshKey::Untold => return self.word_of(offered),
                 FreshKey::Several => "\n  press one key only, please\n".to_owned(),
                 FreshKey::Key(b'?') => {
-                    format!(
-                        "?\n{}{}",
-                        self.redraw_question(),
-                        question::format_help(self.question, offered, self.style)
-                    )
+                    let help = question::format_help(self.question, offered, self.style);
+                    format!("?\n{}{help}", self.redraw_question())
                 }
                 FreshKey::Key(byte) => match offered.iter().find(|key| key.key_character() == char::from(byte)) {
                     Some(key) => match self.resolve_key_answer(*key)? {
@@ -290,76 +259,64 @@ impl QuestionDialog<'_> {
         // No rule allows such an effect; only a remembered answer does.
         let is_effect =
             matches!(self.question.kind, QuestionKind::Run { .. }) && self.question.assessment.impact.needs_consent();
-        let answer_rules = self.answer_rules.filter(|_| !is_effect);
+        let answer_rules = self.approver.answer_rules.as_ref().filter(|_| !is_effect);
         let drafts = answer_rules.map(|answer_rules| (answer_rules, answer_rules.draft_rules(&self.question.kind)));
         let Some((answer_rules, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
             return self.echo_key('a', yes).map(Some);
         };
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
-        Ok(
-            match self.read_fresh_key(&question::rules_prompt(
-                &rules,
-                answer_rules.rules_file(),
-                &self.question.kind,
-            ))? {
-                FreshKey::Over(answer) => Some(answer),
-                // Only the rule shown is kept, because a remembered answer would allow more.
-                FreshKey::Key(b'w') => {
-                    answer_rules.accept_drafts(drafts);
-                    Some(self.echo_key('w', ApprovalAnswer::Approved(ApprovalScope::Once))?)
-                }
-                FreshKey::Key(b'r') => Some(self.echo_key('r', yes)?),
-                FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
-            },
-        )
+        let prompt = question::rules_prompt(&rules, answer_rules.rules_file(), &self.question.kind);
+        self.ask_further(&prompt, |key| match key {
+            // Only the rule shown is kept, because a remembered answer would allow more.
+            'w' => {
+                answer_rules.accept_drafts(drafts);
+                Some(ApprovalAnswer::Approved(ApprovalScope::Once))
+            }
+            'r' => Some(yes),
+            _ => None,
+        })
     }
 
     /// Asks for the scope of a yes to the group.
     fn ask_group_scope(&self) -> std::io::Result<Option<ApprovalAnswer>> {
         let Some(offer) = self.question.group_offered() else { return Ok(None) };
-        let scopes = [
-            (AnswerKey::Once, ApprovalScope::Once),
-            (AnswerKey::Session, ApprovalScope::Session),
-            (AnswerKey::Always, ApprovalScope::Always),
-        ];
-        let offered: Vec<_> =
-            scopes.into_iter().filter(|(_, scope)| self.question.scopes_of_yes().contains(scope)).collect();
-        let keys: Vec<AnswerKey> = offered.iter().map(|(key, _)| *key).collect();
-        Ok(match self.read_fresh_key(&question::group_prompt(&offer.name, &keys))? {
-            FreshKey::Over(answer) => Some(answer),
-            FreshKey::Key(byte) => match offered.iter().find(|(key, _)| key.key_character() == char::from(byte)) {
-                Some((key, scope)) => Some(self.echo_key(key.key_character(), ApprovalAnswer::Group(*scope))?),
-                None => None,
-            },
-            FreshKey::Several | FreshKey::Untold => None,
+        let has_scope = |key: &AnswerKey| matches!(key, AnswerKey::Once | AnswerKey::Session | AnswerKey::Always);
+        let keys: Vec<AnswerKey> = question::list_answer_keys(self.question).into_iter().filter(has_scope).collect();
+        self.ask_further(&question::group_prompt(&offer.name, &keys), |pressed| {
+            match map_key_to_answer(*keys.iter().find(|key| key.key_character() == pressed)?) {
+                ApprovalAnswer::Approved(scope) => Some(ApprovalAnswer::Group(scope)),
+                _ => None,
+            }
         })
     }
 
     /// Asks for the number of times.
     fn ask_repeat_count(&self) -> std::io::Result<Option<ApprovalAnswer>> {
-        Ok(match self.read_fresh_key("t\n  how many times, this one included?  [2] to [9] > ")? {
-            FreshKey::Over(answer) => Some(answer),
-            FreshKey::Key(digit @ b'2'..=b'9') => Some(self.echo_key(
-                char::from(digit),
-                ApprovalAnswer::Approved(ApprovalScope::Times(u32::from(digit - b'0'))),
-            )?),
-            FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
+        self.ask_further("t\n  how many times, this one included?  [2] to [9] > ", |key| {
+            let count = key.to_digit(10).filter(|count| *count >= 2)?;
+            Some(ApprovalAnswer::Approved(ApprovalScope::Times(count)))
         })
     }
 
     /// Asks for the period.
     fn ask_period(&self) -> std::io::Result<Option<ApprovalAnswer>> {
-        let key = match self.read_fresh_key("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
-            FreshKey::Over(answer) => return Ok(Some(answer)),
-            FreshKey::Key(key) => char::from(key),
-            FreshKey::Several | FreshKey::Untold => return Ok(None),
-        };
-        let Some((key, period_ms)) = PERIODS_MS.into_iter().find(|(name, _)| key == *name) else {
-            return Ok(None);
-        };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let until_ms = crate::resolved_args::to_milliseconds(now).saturating_add(period_ms);
-        self.echo_key(key, ApprovalAnswer::Approved(ApprovalScope::Until(until_ms))).map(Some)
+        self.ask_further("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ", |key| {
+            let (_, period_ms) = PERIODS_MS.into_iter().find(|(name, _)| key == *name)?;
+            Some(ApprovalAnswer::Approved(ApprovalScope::Until(now_ms().saturating_add(period_ms))))
+        })
+    }
+
+    /// Asks with a further prompt; `choose` returns the answer of a key, if the key has one.
+    fn ask_further(
+        &self,
+        prompt: &str,
+        choose: impl FnOnce(char) -> Option<ApprovalAnswer>,
+    ) -> std::io::Result<Option<ApprovalAnswer>> {
+        match self.read_fresh_key(prompt)? {
+            FreshKey::Over(answer) => Ok(Some(answer)),
+            FreshKey::Key(byte) => choose(byte.into()).map(|answer| self.echo_key(byte.into(), answer)).transpose(),
+            FreshKey::Several | FreshKey::Untold => Ok(None),
+        }
     }
 
     fn echo_key(&self, key: char, answer: ApprovalAnswer) -> std::io::Result<ApprovalAnswer> {
@@ -389,11 +346,10 @@ impl QuestionDialog<'_> {
                 return Ok(map_key_to_answer(*key));
             }
             let notice = match &word[..] {
-                b"?" => format!(
-                    "\n{}{}",
-                    self.redraw_question(),
-                    question::help_of_words(self.question, offered, self.style)
-                ),
+                b"?" => {
+                    let help = question::help_of_words(self.question, offered, self.style);
+                    format!("\n{}{help}", self.redraw_question())
+                }
                 _ => "\n  type one of these words, please\n".to_owned(),
             };
             self.keys.show_text(&notice, self.deadline)?;
@@ -407,8 +363,8 @@ impl QuestionDialog<'_> {
         let mut word = Vec::new();
         loop {
             let pressed = match self.next() {
-                DialogInput::Bytes(bytes) => bytes,
-                DialogInput::Over(answer) => return Ok(Err(answer)),
+                Ok(bytes) => bytes,
+                Err(answer) => return Ok(Err(answer)),
             };
             for byte in pressed {
                 match byte {
@@ -878,7 +834,7 @@ mod tests {
         assert_eq!(choose("t", "[2] to [9] > ", "4"), ApprovalAnswer::Approved(ApprovalScope::Times(4)));
         assert_eq!(choose("t", "[2] to [9] > ", "x"), ApprovalAnswer::Denied(ApprovalScope::Once));
         assert_eq!(choose("u", "a [w]eek > ", "q"), ApprovalAnswer::Abort);
-        let now_ms = crate::resolved_args::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+        let now_ms = now_ms();
         let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else {
             panic!()
         };

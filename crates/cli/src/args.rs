@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use serde::de::DeserializeOwned;
 use stockade_model::{ApprovalMode, GranularMode, IsolationLevel, LimitKind, SandboxPreference};
 
 use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
@@ -164,8 +166,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
     /// The isolation level to require; the run is refused if it is not available.
-    #[arg(long, value_enum, value_name = "L")]
-    pub level: Option<LevelArg>,
+    #[arg(long, value_name = "L", value_parser = named_values(LEVELS))]
+    pub level: Option<IsolationLevel>,
     /// Keep writes in the workspace apart from it, to be reviewed, committed or discarded: see
     /// `stockade stage`.
     #[arg(long)]
@@ -179,8 +181,8 @@ pub struct RunOptions {
     pub trace: bool,
     /// The sandbox requirement. `forbid` runs without a sandbox: only with `--profile host`, which
     /// the configuration must permit and a person must confirm.
-    #[arg(long, value_enum, value_name = "PREF")]
-    pub sandbox: Option<SandboxArg>,
+    #[arg(long, value_name = "PREF", value_parser = named_values(SANDBOX_PREFERENCES))]
+    pub sandbox: Option<SandboxPreference>,
     /// End the command after this time, e.g. `90s`, `5m`, `1h30m`; time spent on questions does not
     /// count.
     #[arg(long, value_name = "T", value_parser = parse_duration)]
@@ -405,58 +407,41 @@ pub struct ManArgs {
     pub directory: Option<PathBuf>,
 }
 
-/// `--level`: the levels that a user may ask for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LevelArg {
-    /// Namespaces, a root filesystem of its own, Landlock, seccomp.
-    Full,
-    /// Landlock and seccomp only.
-    Restricted,
+/// Values of an option: the name, the help text and the value of each.
+pub type NamedValues<T> = &'static [(&'static str, &'static str, T)];
+
+/// Returns the parser of an option with named values.
+pub fn named_values<T: Clone + Send + Sync>(values: NamedValues<T>) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    let value = |typed: String| values.iter().find(|(name, ..)| *name == typed).map(|(.., value)| value.clone());
+    PossibleValuesParser::new(names).try_map(move |typed| value(typed).ok_or("no such value"))
 }
 
-impl From<LevelArg> for IsolationLevel {
-    fn from(level: LevelArg) -> Self {
-        match level {
-            LevelArg::Full => Self::Full,
-            LevelArg::Restricted => Self::Restricted,
-        }
-    }
-}
+/// `--level`: the levels that a user may ask for by name.
+pub const LEVELS: NamedValues<IsolationLevel> = &[
+    ("full", "Namespaces, a root filesystem of its own, Landlock, seccomp", IsolationLevel::Full),
+    ("restricted", "Landlock and seccomp only", IsolationLevel::Restricted),
+];
 
 /// `--sandbox`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SandboxArg {
-    /// As the profile specifies.
-    Auto,
-    /// Never without a sandbox.
-    Require,
-    /// Without a sandbox.
-    Forbid,
-}
-
-impl From<SandboxArg> for SandboxPreference {
-    fn from(preference: SandboxArg) -> Self {
-        match preference {
-            SandboxArg::Auto => Self::Auto,
-            SandboxArg::Require => Self::Require,
-            SandboxArg::Forbid => Self::Forbid,
-        }
-    }
-}
+const SANDBOX_PREFERENCES: NamedValues<SandboxPreference> = &[
+    ("auto", "As the profile specifies", SandboxPreference::Auto),
+    ("require", "Never without a sandbox", SandboxPreference::Require),
+    ("forbid", "Without a sandbox", SandboxPreference::Forbid),
+];
 
 pub(crate) fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
-    match text {
-        "untrusted" => Ok(ApprovalMode::Untrusted),
-        "on-failure" => Ok(ApprovalMode::OnFailure),
-        "on-request" => Ok(ApprovalMode::OnRequest),
-        "never" => Ok(ApprovalMode::Never),
-        _ => match text.strip_prefix("granular:") {
-            Some(classes) => parse_granular_mode(classes).map(ApprovalMode::Granular),
-            None => {
-                Err("the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned())
-            }
-        },
+    match text.strip_prefix("granular:") {
+        Some(classes) => parse_granular_mode(classes).map(ApprovalMode::Granular),
+        None => parse_name(text).ok_or_else(|| {
+            "the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned()
+        }),
     }
+}
+
+/// Parses the serialised name of a value without fields.
+pub(crate) fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
+    serde_json::from_value(text.into()).ok()
 }
 
 fn parse_granular_mode(classes: &str) -> Result<GranularMode, String> {

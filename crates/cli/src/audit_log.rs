@@ -2,7 +2,6 @@
 //! records there, at its end, how far the log reached. So a log is detected that was restored to an
 //! earlier state together with its signed head.
 
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -83,14 +82,6 @@ impl AuditLog {
 impl Drop for AuditLog {
     fn drop(&mut self) {
         self.move_anchor();
-    }
-}
-
-impl Deref for AuditLog {
-    type Target = AuditLogWriter;
-
-    fn deref(&self) -> &AuditLogWriter {
-        &self.log
     }
 }
 

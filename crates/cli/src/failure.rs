@@ -25,6 +25,20 @@ impl CliError {
         self.hint = Some(hint.to_string());
         self
     }
+
+    /// Sets the hint if there is none yet.
+    pub fn or_hint(mut self, hint: Option<String>) -> Self {
+        self.hint = self.hint.or(hint);
+        self
+    }
+
+    /// Creates a failure from a message; the lines from `hint:` on are the hint.
+    pub fn from_text(text: &str) -> Self {
+        match text.split_once("\nhint: ") {
+            Some((what, hint)) => Self::new(what).with_hint(hint),
+            None => Self::new(text),
+        }
+    }
 }
 
 impl fmt::Display for CliError {
@@ -42,21 +56,5 @@ pub fn quote_path(path: &std::path::Path) -> String {
 impl<E: std::error::Error> From<E> for CliError {
     fn from(error: E) -> Self {
         Self::from_text(&error.to_string())
-    }
-}
-
-impl CliError {
-    /// Sets the hint if there is none yet.
-    pub fn or_hint(mut self, hint: Option<String>) -> Self {
-        self.hint = self.hint.or(hint);
-        self
-    }
-
-    /// Creates a failure from a message; the lines from `hint:` on are the hint.
-    pub fn from_text(text: &str) -> Self {
-        match text.split_once("\nhint: ") {
-            Some((what, hint)) => Self::new(what).with_hint(hint),
-            None => Self::new(text),
-        }
     }
 }

@@ -51,7 +51,6 @@ impl AsFd for BlockedSignals {
 }
 
 /// Signals with a listening thread.
-#[derive(Debug)]
 pub struct SignalListener {
     /// The engine's receiver.
     pub interrupts: InterruptReceiver,

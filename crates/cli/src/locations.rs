@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::{RawText, shell_quoted};
+use stockade_model::{NameList, RawText, shell_quoted};
 
 use stockade_policy::load::ConfigSources;
 use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_path};
@@ -290,26 +290,7 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, CliError> {
 
 /// Directories of the system: no run may write in them, whichever user runs it, nor in directories
 /// around them.
-const SYSTEM_DIRECTORIES: [&str; 18] = [
-    "/etc",
-    "/boot",
-    "/efi",
-    "/dev",
-    "/sys",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/usr/bin",
-    "/usr/sbin",
-    "/usr/lib",
-    "/usr/libexec",
-    "/usr/local/bin",
-    "/usr/local/sbin",
-    "/usr/local/lib",
-    "/var/lib/dpkg",
-    "/var/spool/cron",
-    "/run/systemd",
-];
+const SYSTEM_DIRECTORIES: NameList = NameList::new(include_str!("../data/system_directories.txt"));
 
 /// Refuses a writable directory that contains a system directory or is inside one.
 ///
@@ -317,18 +298,11 @@ const SYSTEM_DIRECTORIES: [&str; 18] = [
 /// [`CliError`] in that case; `what` names the directory in the message.
 pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
     let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
-    match SYSTEM_DIRECTORIES
-        .iter()
-        .map(|path| real(path))
-        .find(|own| own.starts_with(directory) || directory.starts_with(own))
-    {
-        Some(own) => {
-            let how = if directory.starts_with(&own) { "lies in" } else { "holds" };
-            let why = format!("{what} {} {how} {}, where the system is", quote_path(directory), quote_path(&own));
-            Err(CliError::new(why).with_hint("name the directory of a project"))
-        }
-        None => Ok(()),
-    }
+    let meets = |own: &PathBuf| own.starts_with(directory) || directory.starts_with(own);
+    let Some(own) = SYSTEM_DIRECTORIES.names().map(real).find(meets) else { return Ok(()) };
+    let how = if directory.starts_with(&own) { "lies in" } else { "holds" };
+    let why = format!("{what} {} {how} {}, where the system is", quote_path(directory), quote_path(&own));
+    Err(CliError::new(why).with_hint("name the directory of a project"))
 }
 
 /// Refuses a directory of another user: a program that works in it for the caller may have more

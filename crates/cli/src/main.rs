@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod approval_memory;
 mod approver;
 mod args;
 mod audit_log;
@@ -96,8 +95,7 @@ fn run_subcommand(command: CliCommand, start: u64) -> command::CommandResult {
 fn report_usage_error(error: &clap::Error) -> command::CommandResult {
     if !error.use_stderr() {
         stockade_sys::signals::die_of_sigpipe();
-        command::print_output(&error.render().to_string())?;
-        return Ok(exit::SUCCESS);
+        return command::print_output(&error.render().to_string());
     }
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = io::stderr().lock().write_all(error.render().to_string().as_bytes());

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use stockade_model::{ApprovalMode, PolicyVerdict};
+use stockade_policy::{ConfigLayer, ImportTool};
 
-use crate::args::{CommandArgs, approval_mode, parse_duration};
+use crate::args::{CommandArgs, NamedValues, approval_mode, named_values, parse_duration, parse_name};
 
 /// `stockade policy`.
 #[derive(Debug, Subcommand)]
@@ -48,8 +49,8 @@ pub struct PolicyCheckArgs {
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
     /// The layer that each FILE belongs to.
-    #[arg(long, value_enum, value_name = "LAYER", default_value = "user")]
-    pub layer: LayerArg,
+    #[arg(long, value_name = "LAYER", default_value = "user", value_parser = named_values(LAYERS))]
+    pub layer: ConfigLayer,
     /// Files to check by themselves, instead of the configuration in force.
     #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -164,8 +165,8 @@ pub struct PolicyReplayArgs {
 #[derive(Args, Debug)]
 pub struct PolicyImportArgs {
     /// The tool that the rules come from.
-    #[arg(long, value_enum, value_name = "TOOL")]
-    pub from: ToolArg,
+    #[arg(long, value_name = "TOOL", value_parser = named_values(TOOLS))]
+    pub from: ImportTool,
     /// Write the rules to this new file instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -224,36 +225,21 @@ pub struct PolicyAmendArgs {
 }
 
 /// `--layer`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LayerArg {
-    /// The administrator's file.
-    Managed,
-    /// The machine's file.
-    System,
-    /// The user's file.
-    User,
-    /// The workspace's file.
-    Project,
-    /// A session's file.
-    Session,
-}
+const LAYERS: NamedValues<ConfigLayer> = &[
+    ("managed", "The administrator's file", ConfigLayer::Managed),
+    ("system", "The machine's file", ConfigLayer::System),
+    ("user", "The user's file", ConfigLayer::User),
+    ("project", "The workspace's file", ConfigLayer::Project),
+    ("session", "A session's file", ConfigLayer::Session),
+];
 
 /// `--from`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ToolArg {
-    /// Codex: `.rules` files.
-    Codex,
-    /// Claude Code: `settings.json`.
-    Claude,
-    /// Gemini CLI: `policies/*.toml` and `settings.json`.
-    Gemini,
-}
+const TOOLS: NamedValues<ImportTool> = &[
+    ("codex", "Codex: `.rules` files", ImportTool::Codex),
+    ("claude", "Claude Code: `settings.json`", ImportTool::Claude),
+    ("gemini", "Gemini CLI: `policies/*.toml` and `settings.json`", ImportTool::Gemini),
+];
 
 fn parse_verdict(text: &str) -> Result<PolicyVerdict, String> {
-    match text {
-        "allow" => Ok(PolicyVerdict::Allow),
-        "ask" => Ok(PolicyVerdict::Ask),
-        "deny" => Ok(PolicyVerdict::Deny),
-        _ => Err("the effects are allow, ask and deny".to_owned()),
-    }
+    parse_name(text).ok_or_else(|| "the effects are allow, ask and deny".to_owned())
 }

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
-    SandboxPreference, SessionId, shell_quoted,
+    Grant, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId, SessionId, shell_quoted,
 };
 
 use stockade_policy::{HostEntry, PolicySettings, check_breadth};
@@ -50,22 +49,28 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path, a grant or a name cannot be used.
     pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let workspace = workspace_of(&typed.options, variables)?;
-        let (options, cwd) = (typed.options, locations::current_directory()?);
-        let requested = parse_grants(&options.requests, variables, &cwd, &workspace)?;
-        let grants = parse_grants(&options.grants, variables, &cwd, &workspace)?;
+        let resolved = Self::resolve_options(typed.options, variables)?;
         let session = match typed.session {
             Some(name) => Some(parse_session_id(&name)?),
             None => session_of_environment(variables)?,
         };
+        Ok(Self { command: parse_command(typed.subject)?, session, ..resolved })
+    }
+
+    /// Resolves the options of a run without a command.
+    fn resolve_options(options: RunOptions, variables: VariableLookup<'_>) -> Result<Self, CliError> {
+        let cwd = locations::current_directory()?;
+        let workspace = resolve_workspace(options.workspace.as_deref(), variables, &cwd)?;
+        let requested = parse_grants(&options.requests, variables, &cwd, &workspace)?;
+        let grants = parse_grants(&options.grants, variables, &cwd, &workspace)?;
         Ok(Self {
-            command: parse_command(typed.subject)?,
+            command: RequestCommand::Script(RawText::default()),
             workspace,
             cwd,
             requested: subtract_grants(requested, &grants),
             grants,
             limits: combine_limits(&options.limits),
-            session,
+            session: None,
             options,
         })
     }
@@ -76,20 +81,11 @@ impl ResolvedArgs {
     /// # Errors
     /// [`CliError`] if a path or a name cannot be used.
     pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
-        let cwd = locations::current_directory()?;
-        let command =
-            if typed.jsonl { RequestCommand::Script(RawText::default()) } else { parse_command(typed.subject)? };
-        let workspace = resolve_workspace(typed.workspace.as_deref(), variables, &cwd)?;
-        Ok(Self {
-            command,
-            grants: Vec::new(),
-            requested: parse_grants(&typed.requests, variables, &cwd, &workspace)?,
-            workspace,
-            cwd,
-            limits: Limits::default(),
-            session: None,
-            options: RunOptions { profile: typed.profile, mode: typed.mode, ..RunOptions::default() },
-        })
+        let CheckArgs { jsonl, profile, workspace, mode, requests, subject, .. } = typed;
+        let command = if jsonl { None } else { Some(parse_command(subject)?) };
+        let options = RunOptions { profile, workspace, mode, requests, ..RunOptions::default() };
+        let resolved = Self::resolve_options(options, variables)?;
+        Ok(Self { command: command.unwrap_or_else(|| resolved.command.clone()), ..resolved })
     }
 
     /// Returns all grants: those of the user, then the requested ones.
@@ -115,9 +111,9 @@ impl ResolvedArgs {
             profile: self.options.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
             requested: subtract_grants(self.requested.clone(), &self.grants),
-            level: self.options.level.map_or(settings.level.value, IsolationLevel::from),
+            level: self.options.level.unwrap_or(settings.level.value),
             approval_mode: self.options.mode.unwrap_or(settings.approval_mode.value),
-            sandbox: self.options.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            sandbox: self.options.sandbox.unwrap_or_default(),
             timeout_ms: self.options.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,
@@ -264,14 +260,11 @@ pub fn parse_session_id(name: &str) -> Result<SessionId, CliError> {
 }
 
 fn session_of_environment(variables: VariableLookup<'_>) -> Result<Option<SessionId>, CliError> {
-    match variables("STOCKADE_SESSION") {
-        None => Ok(None),
-        Some(name) if name.is_empty() => Ok(None),
-        Some(name) => match name.to_str() {
-            Some(name) => parse_session_id(name).map(Some),
-            None => Err(CliError::new("STOCKADE_SESSION is not a session name")
-                .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
-        },
+    let Some(name) = variables("STOCKADE_SESSION").filter(|name| !name.is_empty()) else { return Ok(None) };
+    match name.to_str() {
+        Some(name) => parse_session_id(name).map(Some),
+        None => Err(CliError::new("STOCKADE_SESSION is not a session name")
+            .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
     }
 }
 

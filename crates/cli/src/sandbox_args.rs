@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use stockade_model::{
-    ApprovalMode, BackendChoice, GitRevision, ImageDigest, LimitKind, RepositoryUrl, RuntimeName, SandboxId,
+    ApprovalMode, BackendChoice, GitRevision, ImageDigest, IsolationLevel, LimitKind, RepositoryUrl, RuntimeName,
+    SandboxId,
 };
 
-use crate::args::{CommandArgs, LevelArg, approval_mode, parse_duration, parse_limit};
+use crate::args::{CommandArgs, LEVELS, approval_mode, named_values, parse_duration, parse_limit, parse_name};
 
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]
@@ -145,8 +146,8 @@ pub struct SandboxOptions {
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = parse_limit)]
     pub limits: Vec<(LimitKind, u64)>,
     /// The isolation level to require; `restricted` accepts a lower one.
-    #[arg(long, value_name = "L")]
-    pub level: Option<LevelArg>,
+    #[arg(long, value_name = "L", value_parser = named_values(LEVELS))]
+    pub level: Option<IsolationLevel>,
     /// Start with a copy of this directory.
     #[arg(long, value_name = "DIR", group = "source")]
     pub copy: Option<PathBuf>,
@@ -239,9 +240,7 @@ pub struct SandboxRunArgs {
 }
 
 fn parse_backend(text: &str) -> Result<BackendChoice, String> {
-    let all = [BackendChoice::Auto, BackendChoice::Native, BackendChoice::Docker, BackendChoice::Podman];
-    let found = all.into_iter().find(|choice| choice.as_str() == text);
-    found.ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
+    parse_name(text).ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {

@@ -42,8 +42,7 @@ pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<G
     })?;
     let keys = list_identities(variables)?;
     let key = only_key(&keys, &|key| for_host(key, &target))?;
-    let connect = Grant::connect_to(&target);
-    Ok(vec![SignUse::new(key, SignPurpose::Host(target)).into_grant(), connect])
+    Ok(for_host(&key, &target))
 }
 
 /// Returns the key that the user's git settings name, or the only one of the agent.

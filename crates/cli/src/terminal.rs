@@ -547,10 +547,7 @@ fn poll_before(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io:
     let mut fds: Vec<_> = waited.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
-        let remaining = Timespec {
-            tv_sec: i64::try_from(remaining.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: remaining.subsec_nanos().into(),
-        };
+        let remaining = Timespec::try_from(remaining).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         match poll(&mut fds, Some(&remaining)) {
             Ok(_) => return Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
             Err(Errno::INTR) => {}

@@ -47,14 +47,14 @@ impl StepTimings {
     pub fn start_recording(start: u64) -> Result<Self, CliError> {
         time_marks::reserve_page().map_err(|e| CliError::new(format!("cannot reserve memory for the timings: {e}")))?;
         let timings = Self { start, steps: Arc::default() };
-        timings.record_step(TimedStep {
-            process: "front".to_owned(),
-            name: "read the command line".to_owned(),
-            depth: 0,
-            from: start,
-            to: time_marks::monotonic_nanoseconds(),
-        });
+        timings.record_own_step("read the command line", 0, start);
         Ok(timings)
+    }
+
+    /// Records a step of this process that has just ended.
+    fn record_own_step(&self, name: &str, depth: usize, from: u64) {
+        let (process, name, to) = ("front".to_owned(), name.to_owned(), time_marks::monotonic_nanoseconds());
+        self.record_step(TimedStep { process, name, depth, from, to });
     }
 
     fn record_step(&self, step: TimedStep) {
@@ -106,14 +106,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for StepTimings {
         let Some(span) = context.span(&id) else { return };
         let Some(from) = span.extensions().get::<SpanStart>().map(|began| began.0) else { return };
         let depth = span.scope().skip(1).count();
-        let name = span.name().to_owned();
-        self.record_step(TimedStep {
-            process: "front".to_owned(),
-            name,
-            depth,
-            from,
-            to: time_marks::monotonic_nanoseconds(),
-        });
+        self.record_own_step(span.name(), depth, from);
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use stockade_audit::AuditLogWriter;
@@ -27,7 +27,8 @@ use crate::held_rules;
 use crate::identity::{PlanProgram, identify_program};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace};
 use crate::ports::{
-    AnswerMemory, EventRecorder, HeldRule, MemoryError, PersistentAnswers, PlanError, PolicyEngine, RecordError,
+    AnswerMemory, EventRecorder, HeldRule, LookupScope, MemoryError, PersistentAnswers, PlanError, PolicyEngine,
+    RecordError,
 };
 
 /// Paths at which bash is looked for, to run scripts. The caller's PATH is never used, because the
@@ -156,10 +157,11 @@ impl RulePolicyEngine {
         let requirements =
             [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
         match requirements.into_iter().find(|(requirements, ..)| *requirements && !profile.sandboxed) {
-            Some((_, what, option)) => Err(PlanError {
-                what: format!("the profile `{}` has no sandbox, and without one nothing is {what}", profile.name),
-                hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
-            }),
+            Some((_, what, option)) => Err(PlanError::new(format!(
+                "the profile `{}` has no sandbox, and without one nothing is {what}\n\
+                 hint: leave {option} out, or name a profile with a sandbox",
+                profile.name
+            ))),
             None => Ok(()),
         }
     }
@@ -191,7 +193,7 @@ impl PolicyEngine for RulePolicyEngine {
 
     fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError> {
         let mut profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
-            .map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+            .map_err(PlanError::new)?;
         if self.settings.rules().any(PolicyRule::has_limits) {
             self.rule_request(request, &self.assess_request(request)).obligations.lower_limits(&mut profile);
         }
@@ -248,8 +250,7 @@ impl PolicyEngine for RulePolicyEngine {
             cwd: plan.cwd.as_path(),
         };
         let found = identify_program(&program, &classification.assessment, self.stdin_use(request));
-        let mut planned =
-            BoundPlan::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+        let mut planned = BoundPlan::new(plan, found.digest).map_err(PlanError::new)?;
         // The programs of a persistent sandbox are not the host's, and its commands can change
         // them.
         planned.is_identified = found.is_whole && self.inside.is_none();
@@ -337,7 +338,7 @@ fn run_requirements(request: &RunRequest, wants: &Obligations) -> Option<RunRequ
 
 /// Returns the name of the user that owns this process (proc(5), passwd(5)). The environment is not
 /// trusted for this.
-fn user_name() -> Option<String> {
+pub fn user_name() -> Option<String> {
     let uid = std::fs::metadata("/proc/self").ok()?.uid().to_string();
     let mut passwd = String::new();
     File::open("/etc/passwd").ok()?.take(MAX_PASSWD_BYTES).read_to_string(&mut passwd).ok()?;
@@ -350,9 +351,11 @@ fn user_name() -> Option<String> {
 
 fn find_shell() -> Result<RawText, PlanError> {
     let found = BASH_PATHS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
-    found.ok_or_else(|| PlanError {
-        what: format!("there is no bash in {}", BASH_PATHS.join(", ")),
-        hint: Some("install bash, or give the command as words after `--`".to_owned()),
+    found.ok_or_else(|| {
+        let places = BASH_PATHS.join(", ");
+        PlanError::new(format!(
+            "there is no bash in {places}\nhint: install bash, or give the command as words after `--`"
+        ))
     })
 }
 
@@ -366,52 +369,63 @@ impl EventRecorder for AuditLogWriter {
     }
 }
 
-/// Memory that uses the store.
-#[derive(Clone, Debug)]
+/// Memory that uses the store at a path. Most runs remember nothing and should not pay for a database, so it
+/// is opened at the first look-up and created at the first answer.
+#[derive(Debug)]
 pub struct StoreMemory {
-    store: Arc<ApprovalStore>,
+    path: PathBuf,
+    open: Mutex<Option<Arc<ApprovalStore>>>,
 }
 
 impl StoreMemory {
-    /// Creates the memory over an open store.
-    pub fn new(store: Arc<ApprovalStore>) -> Self {
-        Self { store }
+    /// Creates the memory in the store at `path`, which need not exist yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, open: Mutex::default() }
     }
 
-    fn get(
-        &self,
-        key: &MemoryKey,
-        session: Option<&SessionId>,
-        now_ms: u64,
-    ) -> Result<Option<stockade_store::ApprovalRecord>, MemoryError> {
-        self.store.look_up_answer(store_namespace(key.namespace), &key.digest, session, now_ms).map_err(memory_error)
-    }
-
-    fn is_refused(
-        &self,
-        context: &GrantContext,
-        grant: &Grant,
-        session: Option<&SessionId>,
-        now_ms: u64,
-    ) -> Result<bool, MemoryError> {
-        for namespace in [QuestionNamespace::Grant, QuestionNamespace::Escalate] {
-            let key = context.refusal_key(namespace, std::slice::from_ref(grant));
-            if self.get(&key, session, now_ms)?.is_some_and(|found| found.consent == Consent::Denied) {
-                return Ok(true);
-            }
+    fn open_or_create(&self) -> Result<Arc<ApprovalStore>, MemoryError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = open.as_ref() {
+            return Ok(Arc::clone(store));
         }
-        Ok(false)
+        let store = ApprovalStore::open(&self.path).map_err(memory_error)?;
+        Ok(Arc::clone(open.insert(Arc::new(store))))
+    }
+
+    /// Opens the store if it exists. If its existence cannot be determined, the open reports the
+    /// reason.
+    fn open_existing(&self) -> Result<Option<Arc<ApprovalStore>>, MemoryError> {
+        if self.path.try_exists().is_ok_and(|exists| !exists) { Ok(None) } else { self.open_or_create().map(Some) }
     }
 }
 
+fn find_record(
+    store: &ApprovalStore,
+    key: &MemoryKey,
+    scope: LookupScope<'_>,
+) -> Result<Option<stockade_store::ApprovalRecord>, MemoryError> {
+    store.look_up_answer(store_namespace(key.namespace), &key.digest, scope.session, scope.now_ms).map_err(memory_error)
+}
+
+fn is_refused(
+    store: &ApprovalStore,
+    context: &GrantContext,
+    grant: &Grant,
+    scope: LookupScope<'_>,
+) -> Result<bool, MemoryError> {
+    for namespace in [QuestionNamespace::Grant, QuestionNamespace::Escalate] {
+        let key = context.refusal_key(namespace, std::slice::from_ref(grant));
+        if find_record(store, &key, scope)?.is_some_and(|found| found.consent == Consent::Denied) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl AnswerMemory for StoreMemory {
-    fn look_up_answer(
-        &self,
-        key: &MemoryKey,
-        session: Option<&SessionId>,
-        now_ms: u64,
-    ) -> Result<Option<RememberedAnswer>, MemoryError> {
-        let Some(found) = self.get(key, session, now_ms)? else { return Ok(None) };
+    fn look_up_answer(&self, key: &MemoryKey, scope: LookupScope<'_>) -> Result<Option<RememberedAnswer>, MemoryError> {
+        let Some(store) = self.open_existing()? else { return Ok(None) };
+        let Some(found) = find_record(&store, key, scope)? else { return Ok(None) };
         let answer = match found.consent {
             Consent::Approved => ApprovalAnswer::Approved(found.scope),
             Consent::Denied => ApprovalAnswer::Denied(found.scope),
@@ -419,7 +433,7 @@ impl AnswerMemory for StoreMemory {
         Ok(Some(RememberedAnswer { answer, id: found.id.to_string() }))
     }
 
-    fn remember_answer(&self, memo: &AnswerMemo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
+    fn remember_answer(&self, memo: &AnswerMemo, at: LookupScope<'_>) -> Result<(), MemoryError> {
         let (consent, scope) = match memo.answer {
             ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => (Consent::Approved, scope),
             ApprovalAnswer::Denied(scope) => (Consent::Denied, scope),
@@ -433,27 +447,27 @@ impl AnswerMemory for StoreMemory {
             grants: memo.grants.clone(),
             consent,
             scope,
-            session: session.cloned(),
+            session: at.session.cloned(),
             by: memo.by.clone(),
-            created_ms: now_ms,
+            created_ms: at.now_ms,
             request: memo.request.clone(),
             revoked_ms: None,
             ended_ms: None,
         };
-        self.store.remember_answer(&remembered).map_err(|error| MemoryError(error.to_string()))
+        self.open_or_create()?.remember_answer(&remembered).map_err(memory_error)
     }
 
     fn persistent_answers(
         &self,
         context: &GrantContext,
-        session: Option<&SessionId>,
-        now_ms: u64,
+        scope: LookupScope<'_>,
     ) -> Result<PersistentAnswers, MemoryError> {
         let mut answers = PersistentAnswers::default();
-        for known in self.store.list_answers().map_err(memory_error)?.into_iter().filter(|known| known.in_force(now_ms))
-        {
+        let Some(store) = self.open_existing()? else { return Ok(answers) };
+        let listed = store.list_answers().map_err(memory_error)?;
+        for known in listed.into_iter().filter(|known| known.in_force(scope.now_ms)) {
             if known.consent == Consent::Denied {
-                answers.refused.extend(refused_by(&known, context, session));
+                answers.refused.extend(refused_by(&known, context, scope.session));
                 continue;
             }
             let grant = match known.grants.as_slice() {
@@ -465,7 +479,7 @@ impl AnswerMemory for StoreMemory {
                 continue;
             }
             let reaches = match known.scope {
-                ApprovalScope::Session => known.session.is_some() && known.session.as_ref() == session,
+                ApprovalScope::Session => known.session.is_some() && known.session.as_ref() == scope.session,
                 ApprovalScope::Until(_) | ApprovalScope::Always => true,
                 // Each use of a counted answer is taken when the power is requested.
                 ApprovalScope::Times(_) => {
@@ -474,7 +488,7 @@ impl AnswerMemory for StoreMemory {
                 }
                 ApprovalScope::Once => false,
             };
-            if reaches && !answers.grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
+            if reaches && !answers.grants.contains(grant) && !is_refused(&store, context, grant, scope)? {
                 answers.grants.push(grant.clone());
             }
         }
@@ -503,7 +517,7 @@ fn store_namespace(namespace: QuestionNamespace) -> stockade_store::ApprovalName
     }
 }
 
-fn memory_error(error: stockade_store::StoreError) -> MemoryError {
+fn memory_error(error: impl std::error::Error) -> MemoryError {
     MemoryError(error.to_string())
 }
 

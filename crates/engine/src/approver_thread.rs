@@ -11,6 +11,8 @@ use stockade_backend_api::{Approver, HeldCalls, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, Digest};
 use tracing::{Span, info, info_span, warn};
 
+use crate::core::CoreInput;
+
 /// Time-out for an approver to leave a withdrawn question, for example to restore a terminal.
 pub(crate) const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
@@ -18,21 +20,13 @@ pub(crate) const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(1_500);
 pub(crate) struct QuestionSender {
     approver: Arc<Mutex<dyn Approver>>,
     held: HeldCalls,
-    answered: Arc<dyn Fn(ApproverAnswer) + Send + Sync>,
+    answered: Arc<dyn Fn(CoreInput) + Send + Sync>,
     /// Channel to the thread, once the thread runs.
     line: Option<Sender<(Box<ApprovalQuestion>, PendingQuestion)>>,
     /// The question that the approver has now.
     current: Option<CurrentQuestion>,
     /// Questions that wait for the approver.
     queue: VecDeque<Box<ApprovalQuestion>>,
-}
-
-/// Answer on its way back to the driver.
-#[derive(Debug)]
-pub(crate) struct ApproverAnswer {
-    pub(crate) digest: Digest,
-    pub(crate) answer: ApprovalAnswer,
-    pub(crate) by: String,
 }
 
 struct CurrentQuestion {
@@ -47,7 +41,7 @@ impl QuestionSender {
     pub(crate) fn new(
         approver: Arc<Mutex<dyn Approver>>,
         held: HeldCalls,
-        answered: impl Fn(ApproverAnswer) + Send + Sync + 'static,
+        answered: impl Fn(CoreInput) + Send + Sync + 'static,
     ) -> Self {
         Self { approver, held, answered: Arc::new(answered), line: None, current: None, queue: VecDeque::new() }
     }
@@ -59,18 +53,19 @@ impl QuestionSender {
         if let Some(current) = &self.current {
             return current.withdrawn.is_none_or(|since| since.elapsed() <= WITHDRAWAL_TIMEOUT);
         }
-        match self.approver.try_lock() {
-            Ok(approver) => approver.is_available(),
-            Err(TryLockError::Poisoned(approver)) => approver.into_inner().is_available(),
-            Err(TryLockError::WouldBlock) => false,
-        }
+        self.is_free_and(|approver| approver.is_available())
     }
 
     /// Returns whether the approver may become available later; false if another request uses it.
     pub(crate) fn may_come(&self) -> bool {
+        self.is_free_and(|approver| approver.may_come())
+    }
+
+    /// Returns the result of a check of the approver; false if another request uses it.
+    fn is_free_and(&self, check: impl Fn(&dyn Approver) -> bool) -> bool {
         match self.approver.try_lock() {
-            Ok(approver) => approver.may_come(),
-            Err(TryLockError::Poisoned(approver)) => approver.into_inner().may_come(),
+            Ok(approver) => check(&*approver),
+            Err(TryLockError::Poisoned(approver)) => check(&*approver.into_inner()),
             Err(TryLockError::WouldBlock) => false,
         }
     }
@@ -146,7 +141,7 @@ impl CurrentQuestion {
 fn serve_questions(
     approver: &Mutex<dyn Approver>,
     line: &Receiver<(Box<ApprovalQuestion>, PendingQuestion)>,
-    answered: &(dyn Fn(ApproverAnswer) + Send + Sync),
+    answered: &(dyn Fn(CoreInput) + Send + Sync),
 ) {
     while let Ok((question, waiting)) = line.recv() {
         let _span = info_span!("ask", digest = %question.digest).entered();
@@ -157,6 +152,6 @@ fn serve_questions(
             if waiting.is_withdrawn() { ApprovalAnswer::TimedOut } else { approver.ask_question(&question, &waiting) };
         drop(approver);
         info!(?answer, by, withdrawn = waiting.is_withdrawn(), "answered");
-        answered(ApproverAnswer { digest: question.digest, answer, by });
+        answered(CoreInput::Answered { digest: question.digest, answer, by });
     }
 }

@@ -7,7 +7,6 @@
 //! that forked (prctl(2), PR_SET_PDEATHSIG).
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -22,7 +21,7 @@ use stockade_model::{
 };
 use tracing::{debug, info, info_span, warn};
 
-use crate::approver_thread::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
+use crate::approver_thread::{QuestionSender, WITHDRAWAL_TIMEOUT};
 use crate::core::{
     AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
@@ -30,7 +29,7 @@ use crate::core::{
 use crate::interrupts::{StopHandler, TypedInputCheck};
 use crate::keys::MemoryKey;
 use crate::offers;
-use crate::ports::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
+use crate::ports::{AnswerMemory, EventRecorder, HeldRule, LookupScope, MemoryError, PolicyEngine, join_hint};
 use crate::{InterruptReceiver, exit_code};
 
 /// Continues a stopped process (signal(7)).
@@ -61,24 +60,11 @@ pub struct RequestEngine {
     pub question_timeout_ms: u64,
 }
 
-impl fmt::Debug for RequestEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("backend", &self.backend.name())
-            .field("user", &self.user)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Message to the driver from another thread.
 #[derive(Debug)]
 pub(crate) enum DriverMessage {
-    Interrupted(i32),
+    Input(CoreInput),
     Attempt { number: u64, event: Box<AttemptEvent> },
-    Answered(ApproverAnswer),
-    Reviewed(Box<QuestionReview>),
-    Committed(u64),
-    RecordFailed(String),
 }
 
 impl RequestEngine {
@@ -97,7 +83,7 @@ impl RequestEngine {
             .map(|reviewer| ReviewerSpec { name: reviewer.name(), timeout_ms: reviewer.timeout_ms() });
         let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
         // The run may be over, so that the answer is not needed.
-        let answered = move |approver_answer| drop(mailbox.send(DriverMessage::Answered(approver_answer)));
+        let answered = move |answer| drop(mailbox.send(DriverMessage::Input(answer)));
         let asker = QuestionSender::new(Arc::clone(&self.approver), held.clone(), answered);
         config.approver_may_come = asker.may_come();
         let core = RequestCore::new(request.clone(), config);
@@ -195,13 +181,11 @@ impl RequestDriver<'_> {
 
     fn convert_message(&mut self, message: DriverMessage) -> Option<CoreInput> {
         Some(match message {
-            DriverMessage::Interrupted(signal) => CoreInput::Interrupted(signal),
-            DriverMessage::Committed(number) => CoreInput::Committed(number),
-            DriverMessage::RecordFailed(why) => CoreInput::RecordFailed(why),
-            DriverMessage::Reviewed(reviewed) => CoreInput::Reviewed(reviewed),
-            DriverMessage::Answered(ApproverAnswer { digest, answer, by }) => {
-                self.asker.is_through_with(&digest);
-                CoreInput::Answered { digest, answer, by }
+            DriverMessage::Input(input) => {
+                if let CoreInput::Answered { digest, .. } = &input {
+                    self.asker.is_through_with(digest);
+                }
+                input
             }
             DriverMessage::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
             DriverMessage::Attempt { event, .. } => match *event {
@@ -367,23 +351,16 @@ impl RequestDriver<'_> {
             CoreOutput::Remember(memos) => self.remember_answers(&memos),
             CoreOutput::LookUpHeld { id, keys } => Some(self.look_up_held(id, &keys)),
             CoreOutput::Review(question) => self.review_question(&question),
-            CoreOutput::Ask(question) => {
-                self.asker.queue_question(question);
-                None
-            }
+            CoreOutput::Ask(question) => return self.asker.queue_question(question),
             CoreOutput::Withdraw(digest) => {
                 debug!(%digest, "a question is withdrawn");
-                self.asker.withdraw_question(&digest);
-                None
+                return self.asker.withdraw_question(&digest);
             }
             CoreOutput::StandStill(limit) => self.stand_still(*limit),
             CoreOutput::AnswerHeld { id, answer } => {
                 debug!(id = id.0, ?answer, "a held call is answered");
                 self.held.remove(id);
-                if let Some(attempt) = &self.attempt {
-                    attempt.answer_call(id, answer);
-                }
-                None
+                return self.attempt.iter().for_each(|attempt| attempt.answer_call(id, answer.clone()));
             }
             CoreOutput::Commit { number, durable: false } => Some(CoreInput::Committed(number)),
             CoreOutput::Commit { number, durable: true } => self.commit_events(number),
@@ -391,25 +368,19 @@ impl RequestDriver<'_> {
             CoreOutput::Release => self.release_command(),
             CoreOutput::Signal(signal) => {
                 debug!(signal, "forwarded");
-                if let Some(attempt) = &self.attempt {
-                    attempt.send_signal(signal);
-                }
-                None
+                return self.attempt.iter().for_each(|attempt| attempt.send_signal(signal));
             }
             CoreOutput::Kill => {
                 info!("killing the attempt");
-                if let Some(attempt) = &self.attempt {
-                    attempt.kill_processes();
-                }
-                None
+                return self.attempt.iter().for_each(|attempt| attempt.kill_processes());
             }
             CoreOutput::Discard => {
                 self.attempt = None;
                 self.held.clear();
                 self.attempts += 1;
-                None
+                return;
             }
-            CoreOutput::Record(_) | CoreOutput::Finish(_) => None,
+            CoreOutput::Record(_) | CoreOutput::Finish(_) => return,
         };
         self.queue.extend(input);
     }
@@ -442,13 +413,12 @@ impl RequestDriver<'_> {
         let _span = info_span!("plan", attempt).entered();
         match self.engine.rule_engine.make_plan(&self.request, attempt, grants) {
             Ok(planned) => CoreInput::Planned(Box::new(planned)),
-            Err(error) => CoreInput::PlanFailed(join_hint(error.what, error.hint)),
+            Err(error) => CoreInput::PlanFailed(error.to_string()),
         }
     }
 
     fn load_remembered_answers(&mut self, context: &crate::keys::GrantContext) -> CoreInput {
-        let now_ms = self.engine.clock.wall_ms();
-        match self.engine.memory.persistent_answers(context, self.request.session.as_ref(), now_ms) {
+        match self.engine.memory.persistent_answers(context, self.lookup_scope()) {
             Ok(mut remembered_answers) => {
                 remembered_answers.grants.retain(|grant| self.engine.backend.supports_grant(grant, context.level));
                 self.refused.clone_from(&remembered_answers.refused);
@@ -472,15 +442,17 @@ impl RequestDriver<'_> {
 
     fn recall_answers(&self, keys: &[MemoryKey]) -> Result<Vec<Option<RememberedAnswer>>, MemoryError> {
         let _span = info_span!("look up", keys = keys.len()).entered();
-        let now_ms = self.engine.clock.wall_ms();
-        let session = self.request.session.as_ref();
-        keys.iter().map(|key| self.engine.memory.look_up_answer(key, session, now_ms)).collect()
+        let scope = self.lookup_scope();
+        keys.iter().map(|key| self.engine.memory.look_up_answer(key, scope)).collect()
+    }
+
+    fn lookup_scope(&self) -> LookupScope<'_> {
+        LookupScope { session: self.request.session.as_ref(), now_ms: self.engine.clock.wall_ms() }
     }
 
     fn remember_answers(&self, memos: &[AnswerMemo]) -> Option<CoreInput> {
-        let now_ms = self.engine.clock.wall_ms();
-        let session = self.request.session.as_ref();
-        let failed = memos.iter().find_map(|memo| self.engine.memory.remember_answer(memo, session, now_ms).err())?;
+        let scope = self.lookup_scope();
+        let failed = memos.iter().find_map(|memo| self.engine.memory.remember_answer(memo, scope).err())?;
         warn!(error = %failed, "an answer could not be stored");
         Some(CoreInput::NotRemembered(failed.to_string()))
     }
@@ -491,11 +463,11 @@ impl RequestDriver<'_> {
         let span = info_span!("commit", number);
         let commit = move || {
             let _entered = span.enter();
-            let message = match recorder.commit_events() {
-                Ok(()) => DriverMessage::Committed(number),
-                Err(error) => DriverMessage::RecordFailed(error.to_string()),
+            let input = match recorder.commit_events() {
+                Ok(()) => CoreInput::Committed(number),
+                Err(error) => CoreInput::RecordFailed(error.to_string()),
             };
-            let _ = mailbox.send(message);
+            let _ = mailbox.send(DriverMessage::Input(input));
         };
         let spawned = thread::Builder::new().name("stockade-commit".to_owned()).spawn(commit);
         spawned.err().map(|error| CoreInput::RecordFailed(format!("cannot start the thread that commits: {error}")))
@@ -522,26 +494,20 @@ impl RequestDriver<'_> {
         }
         let mailbox = self.mailbox.clone();
         let span = info_span!("review", %digest);
-        let reviewed = QuestionReview {
-            digest: digest.clone(),
-            review: ReviewResult::from_failure(&by, ""),
-            response: None,
-            took_ms: 0,
-        };
+        let (asked_digest, asked_name) = (digest.clone(), by.clone());
         let ask = move || {
             let _entered = span.enter();
             let start = Instant::now();
             let reply = reviewer.send_request(&request);
             let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let by = reviewed.review.by.clone();
             let review = match reply.opinion {
-                Ok(opinion) => ReviewResult { by, opinion: Some(opinion), failure: None },
-                Err(why) => ReviewResult::from_failure(by, why),
+                Ok(opinion) => ReviewResult { by: asked_name, opinion: Some(opinion), failure: None },
+                Err(why) => ReviewResult::from_failure(asked_name, why),
             };
             debug!(?review, took_ms, "reviewed");
             // The run may be over, so that the opinion is not needed.
-            let reviewed = QuestionReview { review, response: reply.response, took_ms, ..reviewed };
-            let _ = mailbox.send(DriverMessage::Reviewed(Box::new(reviewed)));
+            let reviewed = QuestionReview { digest: asked_digest, review, response: reply.response, took_ms };
+            let _ = mailbox.send(DriverMessage::Input(CoreInput::Reviewed(Box::new(reviewed))));
         };
         let spawned = thread::Builder::new().name("stockade-review".to_owned()).spawn(ask);
         spawned.err().map(|error| failed(format!("cannot start the thread of the reviewer: {error}")))

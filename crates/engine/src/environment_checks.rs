@@ -162,13 +162,15 @@ fn common_of(git: &Path) -> Option<PathBuf> {
 }
 
 fn is_plain_repository(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bool {
-    let config = common.join("config");
-    let plain = fs::metadata(&config).is_err()
-        || read_regular_file(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));
-    let index = git.join("index");
-    let whole = fs::metadata(&index).is_err()
-        || read_regular_file(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
-    plain && whole && !has_shared_index(git) && !has_shared_index(common)
+    is_absent_or(&common.join("config"), CONFIGURATION_BYTES_MAX, configuration)
+        && is_absent_or(&git.join("index"), INDEX_BYTES_MAX, has_no_submodules)
+        && !has_shared_index(git)
+        && !has_shared_index(common)
+}
+
+/// Returns whether a file does not exist, or its content passes the check.
+fn is_absent_or(file: &Path, bytes_max: u64, check: fn(&[u8]) -> bool) -> bool {
+    fs::metadata(file).is_err() || read_regular_file(file, bytes_max).is_some_and(|text| check(&text))
 }
 
 /// Returns whether entries of the index are in another file.

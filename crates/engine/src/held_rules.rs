@@ -7,9 +7,9 @@
 
 use std::path::Path;
 
-use stockade_model::{AttemptPlan, Decision, Denial, Grant, PolicyVerdict, RunRequest, SecretUse, SignUse};
+use stockade_model::{AttemptPlan, Decision, Denial, Grant, PolicyVerdict, RunRequest};
 use stockade_policy::{
-    Act, ActContext, PolicyRule, PolicySettings, RequestContext, acts_of_power, complete_grants, find_strictest,
+    ActContext, PolicyRule, PolicySettings, RequestContext, acts_of_power, complete_grants, find_strictest,
 };
 
 use crate::ports::HeldRule;
@@ -29,23 +29,14 @@ pub fn rule_held_call(
     // Most configurations have no rules.
     settings.rules().next()?;
     let object = denial.object.as_path();
+    let inner = |power: &Grant| {
+        power.path().filter(|path| object != *path && object.starts_with(path)).and_then(|_| with_path(power, object))
+    };
     let ruling: Vec<Option<Decision>> = powers
         .iter()
-        .flat_map(|power| {
-            if let Grant::Secret(requested_use) = power {
-                return vec![settings.decide_secret_by_rule(requested_use, &act_context(request), around)];
-            }
-            if let Grant::Sign(requested_use) = power {
-                return vec![settings.decide_signing_by_rule(requested_use, &act_context(request), around)];
-            }
-            let within = power.path().is_some_and(|path| object != path && object.starts_with(path));
-            let inner = within.then(|| with_path(power, object)).flatten();
-            let all: Vec<_> = acts_of_power(power)
-                .chain(inner.iter().flat_map(acts_of_power))
-                .map(|act| decide_act(settings, request, &act, around))
-                .collect();
-            all
-        })
+        .flat_map(|power| [Some(power.clone()), inner(power)])
+        .flatten()
+        .flat_map(|power| rule_power(settings, request, &power, around).collect::<Vec<_>>())
         .collect();
     let decision = find_strictest(ruling.into_iter())?;
     let powers = if decision.verdict == PolicyVerdict::Allow { powers } else { Vec::new() };
@@ -64,16 +55,9 @@ pub fn is_power_denied(
     power: &Grant,
     around: &RequestContext,
 ) -> bool {
-    let denied = |ruling: Option<Decision>| ruling.is_some_and(|ruling| ruling.verdict == PolicyVerdict::Deny);
-    let of_signing =
-        |requested_use: &SignUse| settings.decide_signing_by_rule(requested_use, &act_context(request), around);
-    let of_secret =
-        |requested_use: &SecretUse| settings.decide_secret_by_rule(requested_use, &act_context(request), around);
+    let is_denial = |ruling: Option<Decision>| ruling.is_some_and(|ruling| ruling.verdict == PolicyVerdict::Deny);
     governed_refusal(settings, request, power).is_some()
-        || settings.rules().next().is_some()
-            && (acts_of_power(power).any(|act| denied(decide_act(settings, request, &act, around)))
-                || power.secret().is_some_and(|requested_use| denied(of_secret(requested_use)))
-                || power.sign_use().is_some_and(|requested_use| denied(of_signing(requested_use))))
+        || settings.rules().next().is_some() && rule_power(settings, request, power, around).any(is_denial)
 }
 
 /// Returns whether some rule may give powers to held calls.
@@ -81,13 +65,18 @@ pub fn can_give_powers(settings: &PolicySettings) -> bool {
     settings.rules().any(PolicyRule::gives_powers)
 }
 
-fn decide_act(
-    settings: &PolicySettings,
-    request: &RunRequest,
-    act: &Act<'_>,
-    around: &RequestContext,
-) -> Option<Decision> {
-    settings.decide_by_rule(*act, &act_context(request), around)
+/// Returns the result of the rules for each use of a power.
+fn rule_power<'a>(
+    settings: &'a PolicySettings,
+    request: &'a RunRequest,
+    power: &'a Grant,
+    around: &'a RequestContext,
+) -> impl Iterator<Item = Option<Decision>> {
+    let context = act_context(request);
+    let secret = power.secret().map(|secret_use| settings.decide_secret_by_rule(secret_use, &context, around));
+    let signing = power.sign_use().map(|sign_use| settings.decide_signing_by_rule(sign_use, &context, around));
+    let acts = acts_of_power(power).map(move |act| settings.decide_by_rule(act, &context, around));
+    secret.into_iter().chain(signing).chain(acts)
 }
 
 /// Returns the location of a request's acts, and their powers.

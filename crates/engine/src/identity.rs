@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_backend_api::ServedMounts;
 use stockade_backend_api::identity::{MAX_WORDS, paths_in, pieces_of};
-use stockade_model::{Assessment, Capability, Digest, RawText, RequestCommand};
+use stockade_model::{Assessment, Capability, Digest, NameList, RawText, RequestCommand, table_rows};
 use stockade_policy::amend::runs_others;
 use stockade_shell::StdinUse;
 
@@ -24,15 +24,7 @@ const MAX_FILES: usize = 64;
 /// Words that change the directory of later relative paths.
 const DIRECTORY_CHANGE_WORDS: &[&[u8]] = &[b"cd", b"pushd", b"popd", b"-C", b"--chdir", b"--directory"];
 /// Files that a program reads its code from without an argument.
-const IMPLICIT_FILES: &[(&str, &[&str])] = &[
-    ("make", &["GNUmakefile", "makefile", "Makefile"]),
-    ("gmake", &["GNUmakefile", "makefile", "Makefile"]),
-    ("ninja", &["build.ninja"]),
-    ("just", &["justfile", "Justfile", ".justfile"]),
-    ("npm", &["package.json"]),
-    ("pnpm", &["package.json"]),
-    ("yarn", &["package.json"]),
-];
+const IMPLICIT_FILES: &str = include_str!("../data/implicit_files.txt");
 /// Bytes that stand for content outside the text.
 const DYNAMIC_BYTES: &[u8] = b"$`*?~";
 /// Findings in the text that make the program to run unknown.
@@ -40,16 +32,7 @@ const UNREAD_FINDINGS: &[&str] =
     &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
 /// Findings that a program may run a file named in its words, whatever the file's mode.
-const FILE_RUNNING_FINDINGS: &[&str] = &[
-    "unknown-program",
-    "unknown-use",
-    "unknown-option",
-    "unknown-operand",
-    "executing-option",
-    "indirect-option",
-    "persistence",
-    "persists",
-];
+const FILE_RUNNING_FINDINGS: NameList = NameList::new(include_str!("../data/file_running_findings.txt"));
 
 /// Identity that an approval of a run would be bound to.
 pub(crate) struct RunIdentity {
@@ -99,10 +82,13 @@ pub(crate) fn identify_program(program: &PlanProgram<'_>, assessment: &Assessmen
         let by_path = all().any(|program| program.as_bytes().contains(&b'/'));
         search.bind_named_files(&words, is_script, interpreted && !found_code, interpreted || by_path);
     } else {
-        let has = |codes: &[&str]| assessment.findings.iter().any(|found| codes.contains(&found.code.as_str()));
+        let codes = || assessment.findings.iter().map(|found| found.code.as_str());
         // Git runs its hooks; the files in its arguments are data.
         let is_git = all().any(|program| name_of(program).as_deref() == Some("git"));
-        search.started_by_unknown(&words, has(FILE_RUNNING_FINDINGS) || (has(&["runs-code"]) && !is_git));
+        search.started_by_unknown(
+            &words,
+            codes().any(|code| FILE_RUNNING_FINDINGS.contains(code) || code == "runs-code" && !is_git),
+        );
     }
     let fields: Vec<Vec<u8>> = search.files.iter().map(|path| fingerprint_file(path)).collect();
     RunIdentity {
@@ -155,11 +141,11 @@ impl FileSearch<'_> {
     fn bind_implicit_files<'p>(&mut self, programs: impl Iterator<Item = &'p RawText>) -> bool {
         let mut found = false;
         for name in programs.filter_map(name_of) {
-            for (_, files) in IMPLICIT_FILES.iter().filter(|(program, _)| *program == name) {
-                for file in files.iter().map(|file| self.cwd.join(file)) {
-                    found |= file.is_file();
-                    self.bind_file(file);
-                }
+            let files_of = |row: &'static str| row.split_once(' ').filter(|(program, _)| *program == name);
+            let files = table_rows(IMPLICIT_FILES).filter_map(files_of).flat_map(|(_, files)| files.split(' '));
+            for file in files.map(|file| self.cwd.join(file)).collect::<Vec<_>>() {
+                found |= file.is_file();
+                self.bind_file(file);
             }
         }
         found

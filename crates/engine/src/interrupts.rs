@@ -1,9 +1,9 @@
 //! Events that a run receives from outside while it runs: signals to its process, and stops of its
 //! command at the terminal. Decides nothing.
 
-use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use crate::core::CoreInput;
 use crate::driver::DriverMessage;
 
 /// Interrupts a run, for example from a signal handler's thread.
@@ -14,7 +14,7 @@ impl InterruptSender {
     /// Reports that this signal arrived. The first signal is passed to the command; the second ends
     /// the command. Returns false if the run is over.
     pub fn send_interrupt(&self, signal: i32) -> bool {
-        self.0.send(DriverMessage::Interrupted(signal)).is_ok()
+        self.0.send(DriverMessage::Input(CoreInput::Interrupted(signal))).is_ok()
     }
 }
 
@@ -45,12 +45,6 @@ impl InterruptReceiver {
     #[must_use]
     pub fn with_input_check(self, has_typed: impl Fn() -> bool + Send + 'static) -> Self {
         Self { has_typed: Some(Box::new(has_typed)), ..self }
-    }
-}
-
-impl fmt::Debug for InterruptReceiver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interrupts").finish_non_exhaustive()
     }
 }
 

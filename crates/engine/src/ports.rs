@@ -65,14 +65,16 @@ pub struct HeldRule {
     pub powers: Vec<Grant>,
 }
 
-/// Error if there is no plan. The user sees the failure, then the remedy.
+/// Error if there is no plan: the failed operation with the reason, and the remedy after `hint:`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct PlanError {
-    /// The failed operation, and the reason.
-    pub what: String,
-    /// The one remedy.
-    pub hint: Option<String>,
+#[error("{0}")]
+pub struct PlanError(String);
+
+impl PlanError {
+    /// Creates the error with this text.
+    pub fn new(text: impl ToString) -> Self {
+        Self(text.to_string())
+    }
 }
 
 /// Port that stores the events (L10).
@@ -107,6 +109,15 @@ pub struct PersistentAnswers {
     pub refused: Vec<Grant>,
 }
 
+/// Session and time of a look-up, in which an answer must be valid.
+#[derive(Clone, Copy, Debug)]
+pub struct LookupScope<'a> {
+    /// The session of the request.
+    pub session: Option<&'a SessionId>,
+    /// The time, in milliseconds since the epoch.
+    pub now_ms: u64,
+}
+
 /// Port that remembers answers.
 pub trait AnswerMemory: Send + Sync {
     /// Returns the answer under a key that is valid now and in this session. Takes one use of an
@@ -114,18 +125,13 @@ pub trait AnswerMemory: Send + Sync {
     ///
     /// # Errors
     /// [`MemoryError`] if the memory cannot be read, so that an answer may be missed.
-    fn look_up_answer(
-        &self,
-        key: &MemoryKey,
-        session: Option<&SessionId>,
-        now_ms: u64,
-    ) -> Result<Option<RememberedAnswer>, MemoryError>;
+    fn look_up_answer(&self, key: &MemoryKey, scope: LookupScope<'_>) -> Result<Option<RememberedAnswer>, MemoryError>;
 
     /// Stores an answer; replaces an older one under the same key.
     ///
     /// # Errors
     /// [`MemoryError`] if it could not be stored.
-    fn remember_answer(&self, memo: &AnswerMemo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError>;
+    fn remember_answer(&self, memo: &AnswerMemo, scope: LookupScope<'_>) -> Result<(), MemoryError>;
 
     /// Returns the powers remembered in namespace `grant` for this context that are valid now and
     /// in this session. Their scopes are the session, until a time, and always. Powers that a
@@ -136,8 +142,7 @@ pub trait AnswerMemory: Send + Sync {
     fn persistent_answers(
         &self,
         context: &GrantContext,
-        session: Option<&SessionId>,
-        now_ms: u64,
+        scope: LookupScope<'_>,
     ) -> Result<PersistentAnswers, MemoryError>;
 }
 

@@ -384,7 +384,7 @@ impl Lifecycle {
     ) -> Result<(&Arc<dyn SandboxProvider>, Vec<String>), LifecycleError> {
         let backend_choice = request.spec.backend;
         if backend_choice != BackendChoice::Auto {
-            return Ok((self.kind_named(backend_choice.as_str())?, Vec::new()));
+            return Ok((self.kind_named(&backend_choice.to_string())?, Vec::new()));
         }
         let plan = make_plan(
             id,

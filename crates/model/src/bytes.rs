@@ -7,6 +7,7 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -55,9 +56,7 @@ impl RawText {
         }
         out
     }
-}
 
-impl RawText {
     /// Like [`to_escaped`](Self::to_escaped), with backslashes doubled, so that
     /// [`from_escaped`](Self::from_escaped) returns the same bytes. Blanks at the ends are escapes too,
     /// because a reader cannot see them and a parser may trim them.
@@ -83,20 +82,17 @@ impl RawText {
             let escape = &rest[at + 1..];
             let kind = escape.chars().next()?;
             let escape_length = match kind {
-                '\\' | '\'' | '"' => {
-                    out.push(kind as u8);
-                    1
-                }
-                'n' | 'r' | 't' => {
+                '\\' | '\'' | '"' | 'n' | 'r' | 't' => {
                     out.push(match kind {
                         'n' => b'\n',
                         'r' => b'\r',
-                        _ => b'\t',
+                        't' => b'\t',
+                        quoted => quoted as u8,
                     });
                     1
                 }
                 'x' => {
-                    out.extend(decode_hex(escape.get(1..3)?)?);
+                    out.extend(HEXLOWER_PERMISSIVE.decode(escape.get(1..3)?.as_bytes()).ok()?);
                     3
                 }
                 'u' => {
@@ -144,45 +140,25 @@ impl fmt::Display for RawText {
     }
 }
 
-impl From<&str> for RawText {
-    fn from(s: &str) -> Self {
-        Self(s.as_bytes().to_vec())
-    }
+macro_rules! from_bytes_of {
+    ($($source:ty: $into_bytes:expr),+ $(,)?) => {$(
+        impl From<$source> for RawText {
+            fn from(source: $source) -> Self {
+                Self($into_bytes(source))
+            }
+        }
+    )+};
 }
-impl From<String> for RawText {
-    fn from(s: String) -> Self {
-        Self(s.into_bytes())
-    }
-}
-impl From<Vec<u8>> for RawText {
-    fn from(b: Vec<u8>) -> Self {
-        Self(b)
-    }
-}
-impl From<&[u8]> for RawText {
-    fn from(b: &[u8]) -> Self {
-        Self(b.to_vec())
-    }
-}
-impl From<OsString> for RawText {
-    fn from(s: OsString) -> Self {
-        Self(s.into_vec())
-    }
-}
-impl From<&OsStr> for RawText {
-    fn from(s: &OsStr) -> Self {
-        Self(s.as_bytes().to_vec())
-    }
-}
-impl From<&Path> for RawText {
-    fn from(p: &Path) -> Self {
-        Self::from(p.as_os_str())
-    }
-}
-impl From<PathBuf> for RawText {
-    fn from(p: PathBuf) -> Self {
-        Self::from(p.into_os_string())
-    }
+
+from_bytes_of! {
+    Vec<u8>: Vec::from,
+    &[u8]: Vec::from,
+    String: String::into_bytes,
+    &str: |text: &str| text.as_bytes().to_vec(),
+    OsString: OsString::into_vec,
+    &OsStr: |text: &OsStr| text.as_bytes().to_vec(),
+    PathBuf: |path: PathBuf| path.into_os_string().into_vec(),
+    &Path: |path: &Path| path.as_os_str().as_bytes().to_vec(),
 }
 
 impl Serialize for RawText {
@@ -191,8 +167,7 @@ impl Serialize for RawText {
             Some(text) => s.serialize_str(text),
             None => {
                 let mut map = s.serialize_map(Some(1))?;
-                let hex: String = self.0.iter().map(|b| format!("{b:02x}")).collect();
-                map.serialize_entry("hex", &hex)?;
+                map.serialize_entry("hex", &HEXLOWER.encode(&self.0))?;
                 map.end()
             }
         }
@@ -220,25 +195,12 @@ impl<'de> Deserialize<'de> for RawText {
                 if map.next_key::<String>()?.is_some() {
                     return Err(de::Error::custom("expected the one field `hex`"));
                 }
-                decode_hex(&hex)
-                    .map(RawText)
-                    .ok_or_else(|| de::Error::custom("`hex` must be pairs of hexadecimal digits"))
+                let bytes = HEXLOWER_PERMISSIVE.decode(hex.as_bytes());
+                bytes.map(RawText).map_err(|_| de::Error::custom("`hex` must be pairs of hexadecimal digits"))
             }
         }
         d.deserialize_any(RawVisitor)
     }
-}
-
-/// Decodes an even-length string of hexadecimal digits; `None` for any other text.
-pub(crate) fn decode_hex(hex: &str) -> Option<Vec<u8>> {
-    let digits = hex.as_bytes();
-    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    digits
-        .chunks_exact(2)
-        .map(|pair| std::str::from_utf8(pair).ok().and_then(|p| u8::from_str_radix(p, 16).ok()))
-        .collect()
 }
 
 impl JsonSchema for RawText {

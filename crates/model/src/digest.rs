@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use data_encoding::HEXLOWER;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+
+use crate::text_form::display_as_text;
 
 /// SHA-256, as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -24,8 +27,7 @@ impl Digest {
         for field in fields {
             put(field);
         }
-        let hex: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        Self(format!("sha256:{hex}"))
+        Self(format!("sha256:{}", HEXLOWER.encode(&hasher.finalize())))
     }
 
     /// Returns the digest of the canonical JSON of `value`: struct fields in declaration order, maps
@@ -37,20 +39,11 @@ impl Digest {
         let bytes = serde_json::to_vec(value)?;
         Ok(Self::of_fields(domain, [bytes.as_slice()]))
     }
-
-    /// Returns the text form.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
+
+display_as_text!(Digest);
 
 impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

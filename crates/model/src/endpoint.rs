@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::network::parse_port;
 use crate::text_form::text_form;
 
 /// Longest text, in bytes.
@@ -133,13 +134,7 @@ impl FromStr for HttpEndpoint {
 }
 
 fn host_and_port(authority: &str) -> Result<(String, Option<u16>), EndpointError> {
-    let number = |text: &str| {
-        let digits = !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-        match text.parse::<u16>() {
-            Ok(port) if digits && port > 0 => Ok(port),
-            _ => Err(EndpointError::Port),
-        }
-    };
+    let number = |text: &str| parse_port(text).filter(|_| text.len() <= 5).ok_or(EndpointError::Port);
     if let Some(rest) = authority.strip_prefix('[') {
         let (address, rest) = rest.split_once(']').ok_or(EndpointError::Host)?;
         let address: Ipv6Addr = address.parse().map_err(|_| EndpointError::Host)?;

@@ -4,6 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::data::NameList;
 use crate::outcome::is_zero;
 use crate::{
     ApprovalAnswer, ApprovalQuestion, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport,
@@ -26,34 +27,7 @@ pub struct Event {
 }
 
 /// Names of the event types, as in the field `type`.
-pub const EVENT_TYPES: &[&str] = &[
-    "requested",
-    "assessed",
-    "decided",
-    "asked",
-    "review-sent",
-    "reviewed",
-    "answered",
-    "starting",
-    "started",
-    "executed",
-    "connection",
-    "signed",
-    "denied",
-    "held",
-    "withdrawn",
-    "granted",
-    "exited",
-    "traced",
-    "attached",
-    "typed",
-    "left",
-    "failed",
-    "finished",
-    "revoked",
-    "committed",
-    "discarded",
-];
+pub const EVENT_TYPES: NameList = NameList::new(include_str!("../data/event_types.txt"));
 
 /// Type and content of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

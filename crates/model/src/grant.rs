@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::HostError;
+use crate::network::{HostError, parse_port};
 use crate::text_form::text_form;
 use crate::{EffectUse, LimitKind, NetworkTarget, RawText, SecretUse, SignUse, TargetPattern};
 
@@ -145,7 +145,7 @@ impl FromStr for Grant {
             "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.reason())),
             "secret" => rest.parse().map(|grant_use| Self::Secret(Box::new(grant_use))).map_err(fail),
             "sign" => rest.parse().map(|grant_use| Self::Sign(Box::new(grant_use))).map_err(fail),
-            "listen" => port_number(rest).map(Self::Listen).map_err(fail),
+            "listen" => parse_port(rest).map(Self::Listen).ok_or_else(|| fail("a port is a number from 1 to 65535")),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
             "effect" => rest.parse().map(|grant_use| Self::Effect(Box::new(grant_use))).map_err(fail),
             word => match LimitKind::from_name(word) {
@@ -171,11 +171,6 @@ fn parse_path(text: &str) -> Result<PathBuf, &'static str> {
         return Err("the path must not contain `..`");
     }
     Ok(path.components().collect())
-}
-
-fn port_number(text: &str) -> Result<u16, &'static str> {
-    let digits = Some(text).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
-    digits.and_then(|text| text.parse().ok()).filter(|&port| port != 0).ok_or("a port is a number from 1 to 65535")
 }
 
 fn env_name(text: &str) -> Result<String, &'static str> {

@@ -1,13 +1,13 @@
 //! Identifiers: random tokens with a prefix for the kind of object. They are never part of a path and carry
 //! no meaning.
 
-use std::fmt;
 use std::str::FromStr;
 
+use data_encoding::HEXLOWER;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::text_form::text_form;
+use crate::text_form::{display_as_text, text_form};
 
 /// Reason why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,16 +44,11 @@ macro_rules! id {
         impl $name {
             /// Returns an identifier from 16 random bytes.
             pub fn from_random(bytes: [u8; 16]) -> Self {
-                let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-                Self(format!(concat!($prefix, "{}"), hex))
-            }
-
-            /// Returns the text form.
-            pub fn as_str(&self) -> &str {
-                &self.0
+                Self(format!(concat!($prefix, "{}"), HEXLOWER.encode(&bytes)))
             }
         }
 
+        display_as_text!($name);
         text_form!($name);
 
         impl FromStr for $name {
@@ -68,12 +63,6 @@ macro_rules! id {
                         text: text.escape_default().take(MAX_SHOWN_CHARS).collect(),
                     }),
                 }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
             }
         }
     };

@@ -2,22 +2,19 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::LazyLock;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::data::table_rows;
+use crate::data::CharacterRanges;
 use crate::network::HostError;
 use crate::text_form::text_form;
 use crate::{NetworkTarget, TargetPattern, text_matches};
 
-/// Ranges of characters for `is_folded`.
-static FOLDED_RANGES: LazyLock<Vec<(u32, u32)>> = LazyLock::new(|| {
-    let number = |text: &str| u32::from_str_radix(text, 16).ok();
-    let range = |row: &str| row.split_once(' ').and_then(|(first, last)| Some((number(first)?, number(last)?)));
-    table_rows(include_str!("../data/folded_characters.txt")).filter_map(range).collect()
-});
+/// Characters that may become other ones, mostly in ASCII (`\u{ff0f}` becomes `/`), or may be dropped. Unicode's
+/// compatibility forms, case folding and code pages do this. These are whole ranges, so they refuse more than
+/// necessary.
+static FOLDED_CHARACTERS: CharacterRanges = CharacterRanges::new(include_str!("../data/folded_characters.txt"));
 
 /// Longest path of a pattern, in bytes.
 const MAX_PATH_BYTES: usize = 2048;
@@ -150,21 +147,13 @@ fn clear_path(path: &str) -> Option<Vec<u8>> {
     }
     // Overlong forms and surrogates are not UTF-8.
     let text = std::str::from_utf8(&decoded).ok()?;
-    (!text.chars().any(is_folded)).then_some(decoded)
+    (!text.chars().any(|character| FOLDED_CHARACTERS.contains(character))).then_some(decoded)
 }
 
 /// Returns whether an escape of this byte has one meaning. The byte must not be a letter that needs no
 /// escape, a control byte, or a delimiter of a URL.
 fn may_be_escaped(byte: u8) -> bool {
     !byte.is_ascii_alphanumeric() && !byte.is_ascii_control() && !b"-._~/\\%;?#".contains(&byte)
-}
-
-/// Returns whether a character may become another one, mostly in ASCII (`\u{ff0f}` becomes `/`), or may be
-/// dropped. Unicode's compatibility forms, case folding and code pages do this. The check uses whole
-/// ranges, so it refuses more than necessary.
-fn is_folded(character: char) -> bool {
-    let code = u32::from(character);
-    FOLDED_RANGES.iter().any(|(first, last)| (*first..=*last).contains(&code))
 }
 
 impl RequestPattern {
@@ -242,8 +231,8 @@ mod tests {
 
     #[test]
     fn every_row_of_the_table_is_a_range() {
-        let rows = table_rows(include_str!("../data/folded_characters.txt")).count();
-        assert_eq!((rows, FOLDED_RANGES.len()), (46, 46));
+        let rows = crate::table_rows(include_str!("../data/folded_characters.txt")).count();
+        assert_eq!((rows, FOLDED_CHARACTERS.count()), (46, 46));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub use approval::{
 };
 pub use assessment::{Assessment, Capability, Finding, Impact, TextSpan, Tier};
 pub use bytes::{RawText, is_deceptive, shell_quoted};
-pub use data::{NameList, table_rows};
+pub use data::{CharacterRanges, NameList, table_rows};
 pub use denial::{Denial, DenialLayer, DenialResolution, DeniedOperation};
 pub use digest::Digest;
 pub use effect::EffectUse;

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
-use crate::text_form::text_form;
+use crate::text_form::{display_as_text, text_form};
 
 /// Longest host name, in letters, without a final dot (RFC 1035, 2.3.4).
 const MAX_NAME_BYTES: usize = 253;
@@ -53,12 +53,7 @@ impl HostError {
     }
 }
 
-impl HostName {
-    /// Returns the text of the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
+display_as_text!(HostName);
 
 impl Host {
     /// Returns the host for an address.
@@ -72,12 +67,6 @@ impl Host {
             Self::Name(name) => Some(name),
             Self::Address(_) => None,
         }
-    }
-}
-
-impl fmt::Display for HostName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -161,10 +150,15 @@ impl FromStr for NetworkTarget {
         if host.contains(':') && !host.starts_with('[') {
             return Err(fail("write an IPv6 address in brackets: `[::1]:443`"));
         }
-        let port = Some(port).filter(|p| p.bytes().all(|b| b.is_ascii_digit())).and_then(|p| p.parse().ok());
-        let port = port.filter(|p| *p != 0).ok_or_else(|| fail("a port is a number from 1 to 65535"))?;
+        let port = parse_port(port).ok_or_else(|| fail("a port is a number from 1 to 65535"))?;
         Ok(Self { host: host.parse()?, port })
     }
+}
+
+/// Parses a port in decimal digits; `None` for 0 and every other text.
+pub(crate) fn parse_port(text: &str) -> Option<u16> {
+    let digits = Some(text).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    digits.and_then(|text| text.parse().ok()).filter(|port| *port != 0)
 }
 
 /// How a connection ended.
@@ -240,15 +234,8 @@ impl HostUse {
                 return;
             }
             None => {
-                let (target, zero) = (record.target.clone(), 0);
-                uses.push(Self {
-                    target,
-                    connections: zero,
-                    failed: zero,
-                    refused: zero,
-                    bytes_up: zero,
-                    bytes_down: zero,
-                });
+                let target = record.target.clone();
+                uses.push(Self { target, connections: 0, failed: 0, refused: 0, bytes_up: 0, bytes_down: 0 });
                 uses.len() - 1
             }
         };

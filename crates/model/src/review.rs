@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
+use crate::text_form::display_as_serialised;
 
 /// Danger of a request in the opinion of a reviewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -77,31 +78,14 @@ impl ReviewResult {
 }
 
 impl RiskLevel {
-    /// Returns the name in its written form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Low => "low",
-            Self::Medium => "medium",
-            Self::High => "high",
-            Self::Critical => "critical",
-        }
-    }
+    /// Every level, the lowest first.
+    pub const ALL: [Self; 4] = [Self::Low, Self::Medium, Self::High, Self::Critical];
 }
 
 impl RiskCategory {
     /// Every category.
     pub const ALL: [Self; 6] =
         [Self::DataDeletion, Self::Exfiltration, Self::Persistence, Self::Privilege, Self::Network, Self::Other];
-
-    /// Returns the name in its written form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::DataDeletion => "data-deletion",
-            Self::Exfiltration => "exfiltration",
-            Self::Persistence => "persistence",
-            Self::Privilege => "privilege",
-            Self::Network => "network",
-            Self::Other => "other",
-        }
-    }
 }
+
+display_as_serialised!(RiskLevel, RiskCategory);

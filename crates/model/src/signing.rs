@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::text_form::text_form;
+use crate::text_form::{display_as_text, text_form};
 use crate::{Grant, Host, HostPattern, NetworkTarget, TargetPattern};
 
 /// The port of ssh, which is left out in texts that name a host.
@@ -40,18 +40,7 @@ pub struct SignUse {
     purpose: SignPurpose,
 }
 
-impl KeyFingerprint {
-    /// Returns the text, with its prefix.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for KeyFingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+display_as_text!(KeyFingerprint);
 
 impl FromStr for KeyFingerprint {
     type Err = &'static str;

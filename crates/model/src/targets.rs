@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::HostError;
+use crate::network::{HostError, parse_port};
 use crate::special::{last_of, shares_prefix, special_address};
 use crate::text_form::text_form;
 use crate::{Host, HostName, NetworkTarget};
@@ -65,9 +65,7 @@ impl HostPattern {
             }
         }
     }
-}
 
-impl HostPattern {
     fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, _) | (_, Self::Any) => true,
@@ -315,11 +313,7 @@ impl FromStr for TargetPattern {
 
 fn ports_of(text: &str, list: &str) -> Result<Vec<(u16, u16)>, HostError> {
     let fail = |why| HostError::new(text, "target pattern", why);
-    let one = |port: &str| {
-        let digits = Some(port).filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
-        let port = digits.and_then(|p| p.parse().ok()).filter(|p| *p != 0_u16);
-        port.ok_or_else(|| fail("a port is a number from 1 to 65535"))
-    };
+    let one = |port: &str| parse_port(port).ok_or_else(|| fail("a port is a number from 1 to 65535"));
     let range = |item: &str| {
         let (first, last) = item.split_once('-').unwrap_or((item, item));
         Ok((one(first)?, one(last)?))

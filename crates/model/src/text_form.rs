@@ -32,6 +32,24 @@ macro_rules! text_form {
     };
 }
 
+/// Gives types that hold one text its `as_str` and its `Display`.
+macro_rules! display_as_text {
+    ($($name:ident),+) => {$(
+        impl $name {
+            /// Returns the text form.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )+};
+}
+
 /// Displays enums without fields as their serialised names.
 macro_rules! display_as_serialised {
     ($($name:ident),+) => {$(
@@ -43,4 +61,4 @@ macro_rules! display_as_serialised {
     )+};
 }
 
-pub(crate) use {display_as_serialised, text_form};
+pub(crate) use {display_as_serialised, display_as_text, text_form};

@@ -2,7 +2,7 @@
 //! the model: it is limited here, and escaped wherever it is shown.
 
 use serde::Deserialize;
-use stockade_model::{RawText, ReviewOpinion, RiskCategory, RiskLevel};
+use stockade_model::{RawText, ReviewOpinion, RiskCategory};
 
 /// Most characters of a summary.
 const MAX_SUMMARY_CHARACTERS: usize = 300;
@@ -31,17 +31,13 @@ struct ModelAnswer {
 /// Parses the structured part of an answer.
 pub(crate) fn parse_opinion(answer: serde_json::Value) -> Result<ReviewOpinion, AnswerError> {
     let answer: ModelAnswer = serde_json::from_value(answer).map_err(|_| AnswerError::Malformed)?;
-    let known = [RiskLevel::Low, RiskLevel::Medium, RiskLevel::High, RiskLevel::Critical];
-    let risk = known.into_iter().find(|risk| risk.name() == answer.risk).ok_or(AnswerError::UnknownRisk)?;
+    let risk = serde_json::from_value(answer.risk.into()).map_err(|_| AnswerError::UnknownRisk)?;
     // An unknown category counts as `Other`, because it still names a harm.
-    let mut categories: Vec<RiskCategory> = answer.categories.iter().map(|name| parse_category(name)).collect();
+    let category = |name: String| serde_json::from_value(name.into()).unwrap_or(RiskCategory::Other);
+    let mut categories: Vec<RiskCategory> = answer.categories.into_iter().map(category).collect();
     categories.sort_unstable();
     categories.dedup();
     Ok(ReviewOpinion { risk, summary: sanitize_summary(&answer.summary), categories })
-}
-
-fn parse_category(name: &str) -> RiskCategory {
-    RiskCategory::ALL.into_iter().find(|known| known.name() == name).unwrap_or(RiskCategory::Other)
 }
 
 fn sanitize_summary(text: &str) -> RawText {
@@ -56,6 +52,7 @@ fn sanitize_summary(text: &str) -> RawText {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stockade_model::RiskLevel;
 
     use super::*;
 

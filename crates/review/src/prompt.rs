@@ -69,14 +69,12 @@ fn redact_shortened(raw: &RawText, redactor: &SecretRedactor) -> String {
 
 /// Returns the JSON schema of the answer.
 pub(crate) fn answer_schema() -> Value {
-    let risks = [RiskLevel::Low, RiskLevel::Medium, RiskLevel::High, RiskLevel::Critical].map(RiskLevel::name);
-    let categories = RiskCategory::ALL.map(RiskCategory::name);
     json!({
         "type": "object",
         "properties": {
             "summary": { "type": "string" },
-            "risk": { "type": "string", "enum": risks },
-            "categories": { "type": "array", "items": { "type": "string", "enum": categories } },
+            "risk": { "type": "string", "enum": RiskLevel::ALL },
+            "categories": { "type": "array", "items": { "type": "string", "enum": RiskCategory::ALL } },
         },
         "required": ["summary", "risk", "categories"],
         "additionalProperties": false,

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use stockade_model::{ApprovalId, EventKind, SessionId};
 use stockade_store::{ApprovalRecord, ApprovalStore};
 
-use super::{CommandResult, now_ms, print_each, print_output, print_remark, print_result, read_variable};
+use super::{
+    CommandResult, now_ms, print_each, print_output, print_remark, print_result, read_variable, report_negative,
+};
 use crate::args::ApprovalsCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
@@ -95,13 +97,11 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
     let state = locations::StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let log = AuditLog::open(&state)?;
     log.record_now(answer.request, answer.session, EventKind::Revoked { approval: id.to_string() })?;
-    print_output(&format!("revoked {id}\n"))?;
-    Ok(exit::SUCCESS)
+    print_output(&format!("revoked {id}\n"))
 }
 
 fn report_absent_approval(id: &ApprovalId) -> CommandResult {
-    crate::print_error(
+    report_negative(
         &CliError::new(format!("there is no {id}")).with_hint("`stockade approvals list --all` shows the ids"),
-    );
-    Ok(exit::NEGATIVE_RESULT)
+    )
 }

@@ -13,6 +13,7 @@ use super::{CommandResult, now_ms, output_error, print_output, print_result, rea
 use crate::args::{AuditCommand, AuditQueryArgs};
 use crate::audit_log::list_stored_anchors;
 use crate::failure::CliError;
+use crate::render::join_texts;
 use crate::{exit, locations, render, resolved_args};
 
 /// Most events that `--last` keeps in memory.
@@ -37,9 +38,9 @@ pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
 }
 
 fn build_filter(typed: AuditQueryArgs) -> Result<EntryFilter, CliError> {
-    if let Some(kind) = typed.kind.as_ref().filter(|kind| !EVENT_TYPES.contains(&kind.as_str())) {
+    if let Some(kind) = typed.kind.as_ref().filter(|kind| !EVENT_TYPES.contains(kind)) {
         let what = format!("there is no type of event `{}`", RawText::from(kind.as_str()).to_escaped());
-        return Err(CliError::new(what).with_hint(format!("the types are {}", EVENT_TYPES.join(", "))));
+        return Err(CliError::new(what).with_hint(format!("the types are {}", join_texts(EVENT_TYPES.names()))));
     }
     let filter = filter_entries(typed.request.as_deref(), typed.session.as_deref(), typed.since)?;
     Ok(EntryFilter { kind: typed.kind, text: typed.text, ..filter })

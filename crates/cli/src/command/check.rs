@@ -172,30 +172,12 @@ fn input_error(e: io::Error) -> CliError {
 /// read to its end and dropped. Returns `None` at the end.
 fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
     line.clear();
-    let mut whole = true;
-    let mut any = false;
-    loop {
-        let chunk = match input.fill_buf() {
-            Ok(chunk) => chunk,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e),
-        };
-        if chunk.is_empty() {
-            return Ok(any.then_some(whole));
-        }
-        any = true;
-        let (part, used_bytes, ended) = match chunk.iter().position(|&b| b == b'\n') {
-            Some(at) => (&chunk[..at], at + 1, true),
-            None => (chunk, chunk.len(), false),
-        };
-        whole &= line.len() + part.len() <= MAX_LINE_BYTES;
-        if whole {
-            line.extend_from_slice(part);
-        }
-        input.consume(used_bytes);
-        if ended {
-            return Ok(Some(whole));
-        }
+    input.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', line)?;
+    match line.pop_if(|last| *last == b'\n') {
+        Some(_) => Ok(Some(true)),
+        None if line.is_empty() => Ok(None),
+        None if line.len() <= MAX_LINE_BYTES => Ok(Some(true)),
+        None => input.skip_until(b'\n').map(|_| Some(false)),
     }
 }
 

@@ -90,7 +90,7 @@ pub struct LayerFinding {
 }
 
 /// Findings about one level.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct LevelFinding {
     /// The level.
     pub level: IsolationLevel,
@@ -207,15 +207,7 @@ struct TrialObservations {
 
 /// Runs the trials at `level`.
 fn test_level(level: IsolationLevel, trial_directory: &TrialDirectory, setting: &WorkspaceConfig) -> LevelFinding {
-    let mut found = LevelFinding {
-        level,
-        works: false,
-        missing: Vec::new(),
-        error: None,
-        hint: None,
-        enforced: None,
-        tried: Vec::new(),
-    };
+    let mut found = LevelFinding { level, ..LevelFinding::default() };
     match plan_trials(level, trial_directory, setting).and_then(|plan| run_trials(&plan)) {
         Err(failure) => (found.error, found.hint) = (Some(failure.what), failure.hint),
         Ok(seen) => {
@@ -278,11 +270,7 @@ fn plan_trials(
         limits: Default::default(),
         caller_approval: None,
     };
-    let planned = setting
-        .policy_engine()
-        .make_plan(&request, 1, &[])
-        .map_err(|e| CliError::from_text(&e.what).or_hint(e.hint))?;
-    Ok(planned.plan)
+    Ok(setting.policy_engine().make_plan(&request, 1, &[])?.plan)
 }
 
 fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
@@ -308,14 +296,7 @@ fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations)
                 seen.prints = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
-            Ok(
-                AttemptEvent::Executed { .. }
-                | AttemptEvent::Held { .. }
-                | AttemptEvent::Withdrawn(_)
-                | AttemptEvent::Stopped(_)
-                | AttemptEvent::Connection(_)
-                | AttemptEvent::Signed { .. },
-            ) => {}
+            Ok(_) => {}
             Err(_) => return,
         }
     }
@@ -327,26 +308,22 @@ fn evaluate_trials(seen: &TrialObservations, trial_directory: &TrialDirectory) -
     // The output is escaped as one line.
     let prints = |word: &str| seen.prints.split("\\n").any(|line| line == word);
     let ended = seen.end == Some(CommandEnd::Exited(0)) && prints("end");
-    let mut trials = vec![
-        SandboxTrial { promise: "a command runs to its end", holds: ended },
-        SandboxTrial { promise: "it can write its workspace", holds: prints("wrote") && exists(&made) },
-    ];
-    if let Some(outside) = &trial_directory.outside {
+    let outside = trial_directory.outside.as_ref().map(|outside| {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
-        trials.push(SandboxTrial {
-            promise: "it cannot write elsewhere",
-            holds: !prints("wrote-outside") && !exists(outside),
-        });
-        trials.push(SandboxTrial { promise: "what was refused is named", holds: named });
-    }
-    trials.extend([
-        SandboxTrial {
-            promise: "it cannot make protected names",
-            holds: !prints("wrote-protected") && !exists(&protected),
-        },
-        SandboxTrial { promise: "it cannot signal processes outside", holds: !prints("signalled") },
-    ]);
-    trials
+        [
+            ("it cannot write elsewhere", !prints("wrote-outside") && !exists(outside)),
+            ("what was refused is named", named),
+        ]
+    });
+    let trials =
+        [("a command runs to its end", ended), ("it can write its workspace", prints("wrote") && exists(&made))]
+            .into_iter()
+            .chain(outside.into_iter().flatten())
+            .chain([
+                ("it cannot make protected names", !prints("wrote-protected") && !exists(&protected)),
+                ("it cannot signal processes outside", !prints("signalled")),
+            ]);
+    trials.map(|(promise, holds)| SandboxTrial { promise, holds }).collect()
 }
 
 #[cfg(test)]

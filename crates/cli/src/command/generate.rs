@@ -4,7 +4,6 @@ use clap::CommandFactory;
 
 use super::{CommandResult, print_output};
 use crate::args::{CommandLine, CompletionsArgs};
-use crate::exit;
 
 /// Prints completions for a shell.
 ///
@@ -13,6 +12,5 @@ use crate::exit;
 pub fn print_completions(typed: &CompletionsArgs) -> CommandResult {
     let mut out = Vec::new();
     clap_complete::generate(typed.shell, &mut CommandLine::command(), "stockade", &mut out);
-    print_output(&String::from_utf8_lossy(&out))?;
-    Ok(exit::SUCCESS)
+    print_output(&String::from_utf8_lossy(&out))
 }

@@ -49,8 +49,7 @@ pub fn print_manual(typed: &ManArgs) -> CommandResult {
         CliError::new(format!("there is no subcommand {}", quote_path(Path::new(&path))))
             .with_hint("`stockade --help` lists them")
     })?;
-    print_output(page)?;
-    Ok(exit::SUCCESS)
+    print_output(page)
 }
 
 fn write_pages(pages: &BTreeMap<String, String>, directory: &Path) -> io::Result<()> {

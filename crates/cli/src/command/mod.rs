@@ -46,13 +46,14 @@ pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::resolved_args::to_milliseconds)
 }
 
-/// Writes all of the data to standard output.
+/// Writes all of the data to standard output. Its result is that of a subcommand that is done then.
 ///
 /// # Errors
 /// [`CliError`] if standard output cannot be written: unnoticed truncation would be worse.
-pub fn print_output(text: &str) -> Result<(), CliError> {
+pub fn print_output(text: &str) -> CommandResult {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(output_error)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(output_error)?;
+    Ok(exit::SUCCESS)
 }
 
 /// Returns the error for a failed write to standard output.
@@ -84,8 +85,13 @@ pub fn print_each<'a, T, J: Serialize>(
 
 /// Prints one result, as JSON or as text.
 pub fn print_result(json: bool, value: &impl Serialize, as_text: impl FnOnce() -> String) -> CommandResult {
-    print_output(&if json { render::json::to_json_line(value)? } else { as_text() })?;
-    Ok(exit::SUCCESS)
+    print_output(&if json { render::json::to_json_line(value)? } else { as_text() })
+}
+
+/// Reports a negative result: an error message, and its exit code.
+pub fn report_negative(failure: &CliError) -> CommandResult {
+    crate::print_error(failure);
+    Ok(exit::NEGATIVE_RESULT)
 }
 
 /// Prints a remark for the user on standard error. A failure of that write cannot be reported.

@@ -24,8 +24,8 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 /// [`CliError`] if there is no audit log or it cannot be read.
 pub fn show_network(typed: NetCommand) -> CommandResult {
     match typed {
-        NetCommand::Log(typed) => show_connection_log(typed),
-        NetCommand::Top(typed) => show_host_table(typed),
+        NetCommand::Log(typed) => show_connection_log(&typed),
+        NetCommand::Top(typed) => show_host_table(&typed),
     }
 }
 
@@ -60,13 +60,11 @@ fn is_about_network(kind: &EventKind) -> bool {
     }
 }
 
-fn show_connection_log(typed: NetArgs) -> CommandResult {
-    let mut record = open_audit_query(&typed)?;
+/// Calls `show` with the audit log, and again after each interval if it is followed.
+fn follow_log(typed: &NetArgs, mut show: impl FnMut(&mut LogQuery) -> Result<(), CliError>) -> CommandResult {
+    let mut record = open_audit_query(typed)?;
     loop {
-        while let Some(entry) = next(&mut record)? {
-            let line = if typed.json { audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
-            print_output(&line)?;
-        }
+        show(&mut record)?;
         if !typed.follow {
             return Ok(exit::SUCCESS);
         }
@@ -75,26 +73,31 @@ fn show_connection_log(typed: NetArgs) -> CommandResult {
     }
 }
 
-fn show_host_table(typed: NetArgs) -> CommandResult {
-    let mut record = open_audit_query(&typed)?;
+fn show_connection_log(typed: &NetArgs) -> CommandResult {
+    follow_log(typed, |record| {
+        while let Some(entry) = next(record)? {
+            let line = if typed.json { audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
+            print_output(&line)?;
+        }
+        Ok(())
+    })
+}
+
+fn show_host_table(typed: &NetArgs) -> CommandResult {
     let mut reached = HostStatistics::default();
-    let clear = typed.follow && !typed.json && std::io::stdout().is_terminal();
+    let clear = if typed.follow && !typed.json && std::io::stdout().is_terminal() { CLEAR_SCREEN } else { "" };
     let mut shown = None;
-    loop {
-        while let Some(entry) = next(&mut record)? {
+    follow_log(typed, |record| {
+        while let Some(entry) = next(record)? {
             if let EntryContent::Event { event, .. } = &entry.content {
                 reached.count_event(&event.kind);
             }
         }
         let text = if typed.json { render::json::to_json_line(&reached)? } else { network::format_table(&reached) };
         if shown.as_ref() != Some(&text) {
-            print_output(&if clear { format!("{CLEAR_SCREEN}{text}") } else { text.clone() })?;
+            print_output(&format!("{clear}{text}"))?;
             shown = Some(text);
         }
-        if !typed.follow {
-            return Ok(exit::SUCCESS);
-        }
-        std::thread::sleep(LOG_POLL_INTERVAL);
-        record.read_appended_lines()?;
-    }
+        Ok(())
+    })
 }

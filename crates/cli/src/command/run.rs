@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_backend_api::{Approver, StdioMode, SystemClock};
-use stockade_engine::adapters::RulePolicyEngine;
+use stockade_engine::adapters::{RulePolicyEngine, StoreMemory};
 use stockade_engine::ports::EventRecorder;
 use stockade_engine::{InterruptReceiver, RequestEngine};
 use stockade_launch::PrewarmedInit;
@@ -28,7 +28,6 @@ use super::policy::remembered_rules::AnswerRules;
 use super::policy::write;
 use super::target_sandbox::RunSandbox;
 use super::{CommandResult, print_output, print_remark, read_variable, reviewer};
-use crate::approval_memory::LazyMemory;
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, RunOptions};
 use crate::audit_log::AuditLog;
@@ -199,7 +198,7 @@ fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutco
         approver,
         reviewer: reviewer::create_reviewer(&setting.settings, &state),
         recorder,
-        memory: Arc::new(LazyMemory::new(state.approvals_file())),
+        memory: Arc::new(StoreMemory::new(state.approvals_file())),
         clock: Arc::new(SystemClock::default()),
         user: format!("uid {}", rustix::process::getuid().as_raw()),
         question_timeout_ms,
@@ -299,8 +298,8 @@ fn store_rules(
 /// Starts a sandbox while the request is read, if the run probably needs one. If that fails, the
 /// run's own start reports the reason.
 pub fn start_prewarmed_init(options: &RunOptions) -> Option<PrewarmedInit> {
-    let needs_sandbox = options.level.is_none_or(|level| IsolationLevel::from(level) == IsolationLevel::Full)
-        && options.profile.as_deref() != Some("host");
+    let needs_sandbox =
+        options.level.is_none_or(|level| level == IsolationLevel::Full) && options.profile.as_deref() != Some("host");
     needs_sandbox.then(|| info_span!("begin the sandbox").in_scope(PrewarmedInit::start))?.ok()
 }
 
@@ -371,7 +370,7 @@ impl OutcomeSink {
     fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), CliError> {
         match self {
             Self::Nowhere => Ok(()),
-            Self::StandardOutput => print_output(&render::json::to_json_line(outcome)?),
+            Self::StandardOutput => print_output(&render::json::to_json_line(outcome)?).map(drop),
             Self::File { directory, name } => {
                 let text = render::json::to_json_line(outcome)?;
                 replace_file(directory, name, &text, outcome.id.as_str()).map_err(|e| {

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stockade_model::{EventKind, RawText, StageId};
-use stockade_stage::text::{ContentDiff, diff_change};
+use stockade_stage::text::diff_change;
 use stockade_stage::{
-    ChangeKind, CommitObserver, CommitRequest, HeldChange, HoldReason, OpenStage, RecoveryEnd, RecoveryResult,
-    StageChange, StageCommitError, StageConflict, StageDirectory, StageError, StageListEntry, recover_all,
+    ChangeKind, CommitObserver, CommitRequest, HeldChange, HoldReason, RecoveryEnd, RecoveryResult, StageChange,
+    StageCommitError, StageConflict, StageDirectory, StageError, StageListEntry, recover_all,
 };
 
-use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable};
+use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable, report_negative};
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
@@ -155,10 +155,9 @@ pub fn outside_workspace_error(typed: &Path, workspace: &Path) -> CliError {
 }
 
 fn nothing_here() -> CommandResult {
-    crate::print_error(
+    report_negative(
         &CliError::new("nothing is staged of this workspace").with_hint("`stockade stage list` shows all stages"),
-    );
-    Ok(exit::NEGATIVE_RESULT)
+    )
 }
 
 /// Opens the stages, if there are any: reading must not create the directory.
@@ -187,7 +186,7 @@ fn diff_stage(state: &StateDirectory, typed: &[OsString], summary: bool, json: b
         }
         out += &text::format_change(change, held, conflict, crate::stdout_style());
         if !summary && change.how != ChangeKind::Metadata {
-            out += &text::format_difference(&change.path, &compare_change(&stage, change)?, change);
+            out += &text::format_difference(&change.path, &diff_change(&stage, change)?, change);
         }
     }
     print_output(&out)?;
@@ -195,10 +194,6 @@ fn diff_stage(state: &StateDirectory, typed: &[OsString], summary: bool, json: b
         print_remark("no changes\n");
     }
     Ok(exit::SUCCESS)
-}
-
-fn compare_change(stage: &OpenStage, change: &StageChange) -> Result<ContentDiff, CliError> {
-    diff_change(stage, change).map_err(CliError::from)
 }
 
 fn change_json(change: &StageChange, held: Option<&HeldChange>, conflict: Option<&StageConflict>) -> Value {
@@ -260,15 +255,12 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
 
 /// Reports that nothing was committed, because the workspace changed meanwhile.
 fn report_conflicts(found: Vec<StageConflict>, json: bool) -> CommandResult {
-    if json {
-        let list: Vec<Value> = found
-            .iter()
-            .map(|conflict| json!({ "path": RawText::from(conflict.path.as_path()), "meanwhile": conflict.meanwhile }))
-            .collect();
-        print_output(&render::json::to_json_line(&json!({ "committed": [], "conflicts": list }))?)?;
-    } else {
-        crate::print_error(&CliError::from(StageCommitError::Conflicts(found)));
+    if !json {
+        return report_negative(&StageCommitError::Conflicts(found).into());
     }
+    let conflict_json = |conflict: &StageConflict| json!({ "path": RawText::from(conflict.path.as_path()), "meanwhile": conflict.meanwhile });
+    let list: Vec<Value> = found.iter().map(conflict_json).collect();
+    print_output(&render::json::to_json_line(&json!({ "committed": [], "conflicts": list }))?)?;
     Ok(exit::NEGATIVE_RESULT)
 }
 
@@ -295,8 +287,7 @@ fn discard_one(stages: &StageDirectory, target: &StageTarget, log: &AuditLog, js
     let stage = match stages.open_for_changes(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;
-            print_output(&format!("removed {}\n", target.id))?;
-            return Ok(exit::SUCCESS);
+            return print_output(&format!("removed {}\n", target.id));
         }
         other => other?,
     };

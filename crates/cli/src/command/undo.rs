@@ -12,7 +12,7 @@ use stockade_stage::undo::{
 };
 
 use super::stage::outside_workspace_error;
-use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable};
+use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable, report_negative};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::locations::StateDirectory;
@@ -36,7 +36,7 @@ pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
     let run = store.open_run(&target.run.request)?;
     let found = run.compare_paths(&target.paths)?;
     if let Some(first) = target.paths.first().filter(|_| found.changes.is_empty() && found.conflicts.is_empty()) {
-        return Ok(changed_nothing(&target.run.request, first));
+        return changed_nothing(&target.run.request, first);
     }
     let conflict_of = |path: &Path| found.conflicts.iter().find(|(other, _)| other == path).map(|(_, why)| why);
     let mut out = String::new();
@@ -102,17 +102,16 @@ pub fn undo_run(typed: &UndoArgs) -> CommandResult {
     if typed.json {
         print_output(&render::json::to_json_line(&restored_json(&target.run.request, &done))?)?;
     } else if let Some(first) = typed_in_vain(&target, &done) {
-        return Ok(changed_nothing(&target.run.request, first));
+        return changed_nothing(&target.run.request, first);
     } else {
         print_output(&text::format_restoration(&done, id))?;
     }
     Ok(end_of(&done, typed.skip_conflicts))
 }
 
-fn changed_nothing(run: &RequestId, path: &Path) -> u8 {
+fn changed_nothing(run: &RequestId, path: &Path) -> CommandResult {
     let what = format!("run {run} changed nothing at {}", quote_path(path));
-    crate::print_error(&CliError::new(what).with_hint(format!("`stockade changes {run}` shows what it changed")));
-    exit::NEGATIVE_RESULT
+    report_negative(&CliError::new(what).with_hint(format!("`stockade changes {run}` shows what it changed")))
 }
 
 /// Returns the first named path, if there was nothing to restore at any of them.
@@ -158,8 +157,7 @@ fn open_undo_store(state: &StateDirectory) -> Result<Option<UndoStore>, CliError
 
 fn nothing_here() -> CommandResult {
     let what = "nothing is kept for undo of this workspace";
-    crate::print_error(&CliError::new(what).with_hint("run with --undo, or say `undo = true` in a profile"));
-    Ok(exit::NEGATIVE_RESULT)
+    report_negative(&CliError::new(what).with_hint("run with --undo, or say `undo = true` in a profile"))
 }
 
 /// A run and paths in its workspace, from the command line.

@@ -1,14 +1,13 @@
 //! The audit log as text: one line for each event, and the result of a verification.
 
 use stockade_audit::{EntryContent, LogAnchor, LogEntry, VerifyReport};
-use stockade_model::{
-    ApprovalAnswer, ApprovalScope, ConnectionRecord, Denial, EventKind, FinalStatus, Grant, QuestionKind, RawText,
-    StagedChanges,
-};
+use stockade_model::{ApprovalAnswer, Denial, EventKind, Grant, QuestionKind, RawText, StagedChanges};
+
+use time::{OffsetDateTime, PrimitiveDateTime};
 
 use super::question::operation_verb;
 use super::summary::scope_name;
-use super::{count_noun, escape_text, format_duration};
+use super::{count_noun, escape_text, format_duration, join_texts};
 
 /// Formats one entry on one line, without a line feed.
 pub fn format_entry(entry: &LogEntry) -> String {
@@ -29,8 +28,8 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
     match kind {
         EventKind::Requested { request, .. } => ("requested", format_command(&request.command)),
         EventKind::Assessed { assessment } => {
-            let codes: Vec<_> = assessment.findings.iter().map(|finding| escape_text(&finding.code)).collect();
-            ("assessed", format!("{}: {}", assessment.tier, codes.join(", ")))
+            let codes = join_texts(assessment.findings.iter().map(|finding| escape_text(&finding.code)));
+            ("assessed", format!("{}: {codes}", assessment.tier))
         }
         EventKind::Decided { decision } => {
             ("decided", format!("{}: {}", decision.verdict, escape_text(&decision.rule)))
@@ -57,25 +56,25 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
             ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
         }
         EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.to_escaped())),
-        EventKind::Connection { attempt, connection: record } => ("connection", format_connection(*attempt, record)),
-        EventKind::Signed { attempt, grant, object } => ("signed", format_signature(*attempt, grant, object)),
+        EventKind::Connection { attempt, connection } => {
+            ("connection", format!("attempt {attempt}: {}", super::network::format_connection(connection)))
+        }
+        EventKind::Signed { attempt, grant, object } => ("signed", format!("attempt {attempt}: {object}   ({grant})")),
         EventKind::Denied { denial } => ("denied", format_denial(denial)),
         EventKind::Held { hold, denial } => ("held", format!("call {hold}: {}", format_denial(denial))),
         EventKind::Withdrawn { holds, digest, why } => {
             let what = format_calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
-            ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), escape_text(why)))
+            ("withdrawn", format!("{}: {}", join_texts(what), escape_text(why)))
         }
         EventKind::Granted { grants, holds } => ("granted", format_grants(grants, holds)),
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo, project_files } => {
-            let (how, left) = (
-                format_end(*status, *exit_code, *signal),
-                format_leftovers(staged.as_ref(), *kept_for_undo, *project_files),
-            );
+            let how = exit_code.or(*signal).map_or_else(|| status.to_string(), |code| format!("{status} {code}"));
+            let left = format_leftovers(staged.as_ref(), *kept_for_undo, *project_files);
             ("exited", format!("attempt {attempt}: {how} after {}{left}", format_duration(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {
-            let shown: Vec<_> = reads.iter().map(|read| read.object.to_escaped()).collect();
-            ("read", format!("attempt {attempt}: {}", shown.join(", ")))
+            let shown = join_texts(reads.iter().map(|read| &read.object));
+            ("read", format!("attempt {attempt}: {shown}"))
         }
         EventKind::Attached { client, answers } => ("attached", format_attachment(*client, *answers)),
         EventKind::Typed { client, keys } => ("typed", format_typed_input(*client, *keys)),
@@ -99,14 +98,6 @@ fn format_denial(denial: &Denial) -> String {
     format!("{verb} {object}   ({})", escape_text(&denial.rule))
 }
 
-fn format_connection(attempt: u32, record: &ConnectionRecord) -> String {
-    format!("attempt {attempt}: {}", super::network::format_connection(record))
-}
-
-fn format_signature(attempt: u32, grant: &Grant, object: &RawText) -> String {
-    format!("attempt {attempt}: {}   ({grant})", object.to_escaped())
-}
-
 /// Describes the changes that wait in a stage or can be undone.
 fn format_leftovers(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files: u64) -> String {
     let staged = staged.map(|staged| format!(", {}", super::stage::describe_waiting(staged))).unwrap_or_default();
@@ -119,10 +110,9 @@ fn format_leftovers(staged: Option<&StagedChanges>, kept_for_undo: u64, project_
 }
 
 fn format_grants(grants: &[Grant], holds: &[u64]) -> String {
-    let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
-    let calls: Vec<_> = format_calls(holds).collect();
-    let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
-    format!("{}{to}", grants.join(", "))
+    let to =
+        if holds.is_empty() { String::new() } else { format!(", in place for {}", join_texts(format_calls(holds))) };
+    join_texts(grants) + &to
 }
 
 fn format_attachment(client: u32, answers: bool) -> String {
@@ -139,8 +129,7 @@ fn format_calls(holds: &[u64]) -> impl Iterator<Item = String> {
 
 /// Describes the accepted protected names, and the number of changes left.
 fn format_commit(agreed: &[RawText], left: u64) -> String {
-    let agreed: Vec<_> = agreed.iter().map(RawText::to_escaped).collect();
-    let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
+    let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", join_texts(agreed)) };
     if left == 0 { yes } else { format!("{yes}, {left} left") }
 }
 
@@ -157,32 +146,22 @@ fn join_words(words: &[RawText]) -> String {
 }
 
 fn format_question(kind: &QuestionKind) -> String {
-    let list = |grants: &[Grant]| grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match kind {
         QuestionKind::Run { .. } => "may it run".to_owned(),
-        QuestionKind::Grants { grants } => format!("may it have from the start: {}", list(grants)),
-        QuestionKind::Escalate { grants, .. } => format!("may it have, and run again: {}", list(grants)),
-        QuestionKind::Hold { grants, .. } => format!("may it have now, in place: {}", list(grants)),
+        QuestionKind::Grants { grants } => format!("may it have from the start: {}", join_texts(grants)),
+        QuestionKind::Escalate { grants, .. } => format!("may it have, and run again: {}", join_texts(grants)),
+        QuestionKind::Hold { grants, .. } => format!("may it have now, in place: {}", join_texts(grants)),
         QuestionKind::Unsandboxed => "may it run without a sandbox".to_owned(),
     }
 }
 
 fn format_answer(answer: ApprovalAnswer) -> String {
-    let reach = |scope: ApprovalScope| scope_name(scope);
     match answer {
-        ApprovalAnswer::Approved(scope) => format!("approved ({})", reach(scope)),
-        ApprovalAnswer::Group(scope) => format!("approved with its group ({})", reach(scope)),
-        ApprovalAnswer::Denied(scope) => format!("denied ({})", reach(scope)),
+        ApprovalAnswer::Approved(scope) => format!("approved ({})", scope_name(scope)),
+        ApprovalAnswer::Group(scope) => format!("approved with its group ({})", scope_name(scope)),
+        ApprovalAnswer::Denied(scope) => format!("denied ({})", scope_name(scope)),
         ApprovalAnswer::Abort => "abort".to_owned(),
         ApprovalAnswer::TimedOut => "timed out".to_owned(),
-    }
-}
-
-fn format_end(status: FinalStatus, exit_code: Option<i32>, signal: Option<i32>) -> String {
-    match (exit_code, signal) {
-        (Some(code), _) => format!("{} {code}", status),
-        (None, Some(signal)) => format!("{} {signal}", status),
-        (None, None) => status.to_string(),
     }
 }
 
@@ -220,31 +199,17 @@ pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> Stri
 
 /// Formats milliseconds since the epoch as `2026-11-21 06:10:11.123Z`.
 pub fn format_utc(time_ms: u64) -> String {
-    let (days, rest_ms) = (time_ms / 86_400_000, time_ms % 86_400_000);
-    let (year, month, day) = compute_civil_date(days);
-    let (hour, minute) = (rest_ms / 3_600_000, rest_ms / 60_000 % 60);
-    let (second, ms) = (rest_ms / 1_000 % 60, rest_ms % 1_000);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
-}
-
-/// Converts days since 1970-01-01 to a date of the Gregorian calendar. It counts in years that
-/// begin in March, so that the leap day is the last.
-fn compute_civil_date(days: u64) -> (u64, u64, u64) {
-    // 1970-01-01 is day 719,468 counted from 0000-03-01.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
+    let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(time_ms) * 1_000_000);
+    // The last time with a year of four digits.
+    let time = time.unwrap_or(PrimitiveDateTime::MAX.assume_utc());
+    let (hour, minute, second, ms) = time.to_hms_milli();
+    format!("{} {hour:02}:{minute:02}:{second:02}.{ms:03}Z", time.date())
 }
 
 #[cfg(test)]
 mod tests {
     use stockade_audit::LineNumber;
-    use stockade_model::{Event, ResourceUsage};
+    use stockade_model::{ApprovalScope, Event, FinalStatus, ResourceUsage};
 
     use super::*;
     use crate::render::question::tests::sample_denial;

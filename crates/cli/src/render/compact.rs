@@ -1,7 +1,7 @@
 //! Compact form of untrusted text: runs of blanks are written once, and long names lose their
 //! middle. A crafted name could otherwise push a question off the screen, or imitate a line of it.
 
-use stockade_model::RawText;
+use stockade_model::{CharacterRanges, RawText};
 
 use super::count_noun;
 
@@ -11,6 +11,8 @@ const MIN_RUN_LENGTH: usize = 3;
 /// Combining marks on one letter; further ones are escaped. No script needs more, and more of them
 /// cover the lines around.
 const MAX_COMBINING_MARKS: usize = 2;
+static COMBINING_MARKS: CharacterRanges = CharacterRanges::new(include_str!("../../data/combining_marks.txt"));
+static WIDE_CHARACTERS: CharacterRanges = CharacterRanges::new(include_str!("../../data/wide_characters.txt"));
 
 /// Escapes text, with runs of the same blank or escape as one: `a\u{20}×200b`.
 pub fn compact_text(text: &RawText) -> String {
@@ -104,34 +106,15 @@ pub fn measure_width(text: &str) -> usize {
 pub fn char_width(c: char) -> usize {
     match c {
         c if is_mark(c) => 0,
-        '\u{1100}'..='\u{115f}'
-        | '\u{231a}'..='\u{231b}'
-        | '\u{2329}'..='\u{232a}'
-        | '\u{23e9}'..='\u{23f3}'
-        | '\u{2614}'..='\u{2615}'
-        | '\u{2e80}'..='\u{303e}'
-        | '\u{3041}'..='\u{a4cf}'
-        | '\u{a960}'..='\u{a97f}'
-        | '\u{ac00}'..='\u{d7a3}'
-        | '\u{f900}'..='\u{faff}'
-        | '\u{fe30}'..='\u{fe6f}'
-        | '\u{ff00}'..='\u{ff60}'
-        | '\u{ffe0}'..='\u{ffe6}'
-        | '\u{16fe0}'..='\u{18aff}'
-        | '\u{1b000}'..='\u{1b2ff}'
-        | '\u{1f000}'..='\u{1faff}'
-        | '\u{20000}'..='\u{3fffd}' => 2,
+        c if !c.is_ascii() && WIDE_CHARACTERS.contains(c) => 2,
         _ => 1,
     }
 }
 
 /// Returns whether a character is a mark that combines with the letter before it.
 fn is_mark(c: char) -> bool {
-    matches!(c,
-        '\u{0300}'..='\u{036f}' | '\u{0483}'..='\u{0489}' | '\u{0591}'..='\u{05bd}' | '\u{0610}'..='\u{061a}'
-        | '\u{064b}'..='\u{065f}' | '\u{06d6}'..='\u{06dc}' | '\u{0e31}' | '\u{0e34}'..='\u{0e3a}'
-        | '\u{0e47}'..='\u{0e4e}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
-        | '\u{fe20}'..='\u{fe2f}')
+    // No mark is in ASCII, which most text is.
+    !c.is_ascii() && COMBINING_MARKS.contains(c)
 }
 
 #[cfg(test)]
@@ -141,6 +124,11 @@ mod tests {
     #[track_caller]
     fn check(text: &str, expected: &str) {
         assert_eq!(compact_text(&text.into()), expected, "{text:?}");
+    }
+
+    #[test]
+    fn every_range_is_read() {
+        assert_eq!((COMBINING_MARKS.count(), WIDE_CHARACTERS.count()), (13, 17));
     }
 
     #[test]

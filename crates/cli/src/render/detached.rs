@@ -4,7 +4,7 @@ use stockade_model::{FinalStatus, RawText, RequestId};
 use stockade_store::runs::{DetachedRunState, RunDescription};
 
 use super::audit::format_utc;
-use super::cut_text;
+use super::{cut_text, name_of};
 use crate::detach_keys::DetachKeys;
 use crate::{exit, resolved_args};
 
@@ -28,13 +28,8 @@ fn describe_state(run_state: &DetachedRunState) -> String {
         DetachedRunState::Ended(outcome) => outcome,
     };
     let how = match outcome.status {
-        FinalStatus::Exited => "exited",
-        FinalStatus::Signaled => "ended by a signal",
-        FinalStatus::TimedOut => "timed out",
-        FinalStatus::Limit => "limit",
-        FinalStatus::Refused => "refused",
-        FinalStatus::Aborted => "aborted",
-        FinalStatus::Error => "error",
+        FinalStatus::Signaled => "ended by a signal".to_owned(),
+        status => name_of(status),
     };
     format!("{how} ({})", exit::code_for_outcome(outcome))
 }

@@ -23,6 +23,7 @@ pub mod undo;
 
 use std::fmt::Write as _;
 
+use serde::Serialize;
 use stockade_model::RawText;
 
 use compact::{char_width, measure_width};
@@ -137,6 +138,17 @@ pub fn cut_text(text: &str, max_chars: usize) -> String {
         short.push('…');
     }
     short
+}
+
+/// Returns the texts with commas between them.
+pub fn join_texts(items: impl IntoIterator<Item = impl ToString>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the serialised name of a value without fields, in words.
+pub fn name_of(value: impl Serialize) -> String {
+    let name = serde_json::to_value(value).ok();
+    name.as_ref().and_then(|name| name.as_str()).unwrap_or_default().replace(['_', '-'], " ")
 }
 
 /// Returns a text of another origin as one line that is safe on a terminal.

@@ -8,7 +8,7 @@ use stockade_model::{
     RawText,
 };
 
-use super::{TextLayout, count_noun, escape_text, format_duration, write_wrapped};
+use super::{TextLayout, count_noun, escape_text, format_duration, name_of, write_wrapped};
 
 /// Hosts that are shown; the rest is counted.
 const MAX_HOSTS_SHOWN: usize = 12;
@@ -28,7 +28,11 @@ pub fn format_connection(record: &ConnectionRecord) -> String {
     if record.bytes_up > 0 || record.bytes_down > 0 {
         text += &format!(", {} up, {} down", format_size(record.bytes_up), format_size(record.bytes_down));
     }
-    text += &format!(", {}, {}", format_duration(record.duration_ms), end_name(record.end));
+    let end = match record.end {
+        ConnectionEnd::RunEnded => "ended with the run".to_owned(),
+        end => name_of(end),
+    };
+    text += &format!(", {}, {end}", format_duration(record.duration_ms));
     if let Some(why) = &record.why {
         text += &format!(": {}", escape_text(why));
     }
@@ -44,17 +48,6 @@ fn host_bytes(record: &ConnectionRecord) -> &[u8] {
 
 fn base_name(program: &RawText) -> String {
     program.as_path().file_name().map_or_else(|| program.to_escaped(), |name| RawText::from(name).to_escaped())
-}
-
-/// Returns the end of a connection as the audit log names it.
-fn end_name(end: ConnectionEnd) -> &'static str {
-    match end {
-        ConnectionEnd::Closed => "closed",
-        ConnectionEnd::Reset => "reset",
-        ConnectionEnd::Failed => "failed",
-        ConnectionEnd::Refused => "refused",
-        ConnectionEnd::RunEnded => "ended with the run",
-    }
 }
 
 /// Writes the line about the hosts of the last attempt; none if there were none.

@@ -37,12 +37,11 @@ pub fn format_file(path: &Path, settings: &PolicySettings) -> String {
 
 /// Formats every setting and its origin.
 pub fn format_settings(lines: &[Setting]) -> String {
-    let mut out = String::new();
-    for line in lines {
+    let line = |line: &Setting| {
         let (key, value) = (escape_text(&line.key), escape_text(&line.value));
-        let _ = writeln!(out, "{key} = {value}    # {}", escape_text(&line.origin.to_string()));
-    }
-    out
+        format!("{key} = {value}    # {}\n", escape_text(&line.origin.to_string()))
+    };
+    lines.iter().map(line).collect()
 }
 
 /// Formats each group of hosts with its hosts.

@@ -171,10 +171,10 @@ pub fn format_opinion(review: &ReviewResult) -> String {
         return format!("no opinion: {}   ({by})", quote_part(&RawText::from(why)));
     };
     let risk = match opinion.risk {
-        RiskLevel::High | RiskLevel::Critical => opinion.risk.name().to_uppercase(),
-        risk => risk.name().to_owned(),
+        RiskLevel::High | RiskLevel::Critical => opinion.risk.to_string().to_uppercase(),
+        risk => risk.to_string(),
     };
-    let categories: Vec<_> = opinion.categories.iter().map(|category| category.name()).collect();
+    let categories: Vec<_> = opinion.categories.iter().map(ToString::to_string).collect();
     let kinds = if categories.is_empty() { String::new() } else { format!(" ({})", categories.join(", ")) };
     format!("{risk} risk{kinds}: «{}»   ({by})", compact_and_shorten(&opinion.summary, MAX_TEXT_COLUMNS))
 }

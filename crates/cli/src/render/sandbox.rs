@@ -8,7 +8,7 @@ use stockade_model::{FinalStatus, RawText, SandboxId, SandboxRecord, SandboxStat
 use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::format_utc;
-use super::escape_text;
+use super::{escape_text, name_of};
 
 /// Most omitted objects that are named.
 const MAX_OMITTED_SHOWN: usize = 20;
@@ -200,13 +200,7 @@ pub fn format_command(command: &CommandRecord) -> String {
 fn format_end(command: &CommandRecord) -> String {
     match (command.status, command.exit_code) {
         (FinalStatus::Exited, Some(code)) => format!("exited {code}"),
-        (FinalStatus::Exited, None) => "exited".to_owned(),
-        (FinalStatus::Signaled, _) => "signaled".to_owned(),
-        (FinalStatus::TimedOut, _) => "timed out".to_owned(),
-        (FinalStatus::Limit, _) => "limit".to_owned(),
-        (FinalStatus::Refused, _) => "refused".to_owned(),
-        (FinalStatus::Aborted, _) => "aborted".to_owned(),
-        (FinalStatus::Error, _) => "error".to_owned(),
+        (status, _) => name_of(status),
     }
 }
 

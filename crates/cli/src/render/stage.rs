@@ -6,11 +6,11 @@ use stockade_model::{RawText, StagedChanges, shell_quoted};
 use stockade_stage::text::{ContentDiff, DiffHunk, DiffLineKind};
 use stockade_stage::{
     ChangeKind, CommitResult, HeldChange, HoldReason, ObjectFacts, ObjectKind, RecoveryEnd, RecoveryResult,
-    StageChange, StageConflict, StageListEntry, WorkspaceChange,
+    StageChange, StageConflict, StageListEntry,
 };
 
 use super::audit::format_utc;
-use super::{SgrColor, TextLayout, count_noun, cut_text, escape_text, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, cut_text, escape_text, name_of, write_wrapped};
 
 /// Characters of the command in a list.
 const MAX_COMMAND_CHARS: usize = 60;
@@ -42,28 +42,6 @@ pub fn describe_state(listed: &StageListEntry) -> String {
     }
 }
 
-/// Names the kind of a change in a word.
-pub fn change_word(how: ChangeKind) -> &'static str {
-    match how {
-        ChangeKind::Added => "added",
-        ChangeKind::Removed => "removed",
-        ChangeKind::Modified => "modified",
-        ChangeKind::Replaced => "replaced",
-        ChangeKind::Metadata => "metadata",
-    }
-}
-
-fn kind_name(kind: ObjectKind) -> &'static str {
-    match kind {
-        ObjectKind::File => "file",
-        ObjectKind::Directory => "directory",
-        ObjectKind::Link => "link",
-        ObjectKind::Pipe => "pipe",
-        ObjectKind::Socket => "socket",
-        ObjectKind::Device => "device",
-    }
-}
-
 fn format_path(path: &std::path::Path) -> String {
     if path.as_os_str().is_empty() { "the workspace itself".to_owned() } else { RawText::from(path).to_escaped() }
 }
@@ -79,18 +57,18 @@ pub fn format_change(
     if let (Some(before), Some(after)) = (&change.present, &change.staged) {
         notes.extend(describe_differences(before, after, change.how));
     } else if let Some(facts) = change.staged.or(change.present).filter(|facts| facts.kind != ObjectKind::File) {
-        notes.push(kind_name(facts.kind).to_owned());
+        notes.push(name_of(facts.kind));
     }
     if change.other_names {
         notes.push("its other hard links in the workspace keep their content".to_owned());
     }
     let notes = if notes.is_empty() { String::new() } else { format!("   ({})", notes.join(", ")) };
-    let mut out = format!("{:<9} {}{notes}\n", change_word(change.how), format_path(&change.path));
+    let mut out = format!("{:<9} {}{notes}\n", name_of(change.how), format_path(&change.path));
     if let Some(held) = held {
         out += &format!("          {} {}\n", style.paint_text(SgrColor::Yellow, "waits:"), format_obstacle(&held.why));
     }
     if let Some(conflict) = conflict {
-        let text = format!("{} in the workspace meanwhile", workspace_change_word(conflict.meanwhile));
+        let text = format!("{} in the workspace meanwhile", name_of(conflict.meanwhile));
         out += &format!("          {} {text}\n", style.paint_text(SgrColor::Red, "conflict:"));
     }
     out
@@ -99,7 +77,7 @@ pub fn format_change(
 fn describe_differences(before: &ObjectFacts, after: &ObjectFacts, how: ChangeKind) -> Vec<String> {
     let mut notes = Vec::new();
     if before.kind != after.kind {
-        notes.push(format!("{} becomes {}", kind_name(before.kind), kind_name(after.kind)));
+        notes.push(format!("{} becomes {}", name_of(before.kind), name_of(after.kind)));
     } else if before.mode != after.mode && before.kind != ObjectKind::Link {
         notes.push(format!("mode {:o} becomes {:o}", before.mode, after.mode));
     }
@@ -110,15 +88,6 @@ fn describe_differences(before: &ObjectFacts, after: &ObjectFacts, how: ChangeKi
         notes.push("attributes".to_owned());
     }
     notes
-}
-
-/// Names the change in the workspace in a word.
-pub fn workspace_change_word(meanwhile: WorkspaceChange) -> &'static str {
-    match meanwhile {
-        WorkspaceChange::Created => "created",
-        WorkspaceChange::Changed => "changed",
-        WorkspaceChange::Removed => "removed",
-    }
 }
 
 fn format_obstacle(why: &HoldReason) -> String {
@@ -225,8 +194,8 @@ pub fn format_recovery(recovered: &RecoveryResult) -> String {
 mod tests {
     use std::path::Path;
 
-    use stockade_stage::FileTime;
     use stockade_stage::text::DiffLine;
+    use stockade_stage::{FileTime, WorkspaceChange};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    Approval, ApprovalScope, Denial, DenialLayer, DenialResolution, DeniedOperation, FinalStatus, Grant,
+    Approval, ApprovalScope, AttemptRecord, Denial, DenialLayer, DenialResolution, DeniedOperation, FinalStatus, Grant,
     IsolationLevel, LayerState, RawText, RunOutcome, shell_quoted,
 };
 use stockade_policy::{is_history, is_registry_settings, names_package_registry};
@@ -15,7 +15,7 @@ use super::compact::compact_and_shorten;
 use super::failure::write_labelled;
 use super::question::{grant_hint, grant_option, operation_verb};
 use super::remedy::{RefusalRemedy, RemedyContext, group_by_remedy};
-use super::{SgrColor, TextLayout, count_noun, escape_text, format_duration, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, escape_text, format_duration, join_texts, write_wrapped};
 use crate::failure::CliError;
 
 /// Approver name of a remembered answer.
@@ -50,90 +50,275 @@ pub struct SummaryContext<'a> {
 
 /// Formats the lines for standard error.
 pub fn format_summary(outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) -> String {
-    let mut out = String::new();
-    write_refusals(&mut out, outcome, context, style);
-    write_grants(&mut out, outcome, context, style);
-    if let Some(last) = outcome.attempts.last() {
-        super::network::hosts_used(&mut out, last, style);
+    let last = outcome.attempts.last();
+    let mut summary = SummaryText { out: String::new(), outcome, last, context, style };
+    if let Some(last) = last {
+        summary.write_refusals(last);
+        summary.write_grants(last);
+        super::network::hosts_used(&mut summary.out, last, style);
     }
-    write_ending(&mut out, outcome, style);
-    not_passed(&mut out, outcome, style);
-    write_staged_changes(&mut out, outcome, style);
-    project_files(&mut out, outcome, context, style);
-    kept_for_undo(&mut out, outcome, style);
-    write_trace_summary(&mut out, outcome, style);
-    out
+    summary.write_ending();
+    if let Some(last) = last {
+        summary.write_withheld_variables(last);
+        summary.write_staged_changes(last);
+        summary.write_project_files(last);
+    }
+    summary.write_undo();
+    last.into_iter().for_each(|last| summary.write_trace_summary(last));
+    summary.out
 }
 
-/// Writes the withheld variables. Without the address of a registry, a tool silently uses the
-/// public one. Other variables are named if the command failed, because their absence may be the
-/// cause.
-fn not_passed(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let names = outcome.attempts.last().map_or(&[][..], |last| last.not_passed.as_slice());
-    let (registries, others): (Vec<&String>, Vec<&String>) =
-        names.iter().partition(|name| names_package_registry(name));
-    let has_failed = outcome.status == FinalStatus::Exited && outcome.exit_code != Some(0);
-    let others = if has_failed { others } else { Vec::new() };
-    let of_registry = "an address that may hold a password is not passed; tools use the public registry instead";
-    let changing = "a variable that changes what programs do is not passed";
-    for (names, why) in [(registries, of_registry), (others, changing)] {
-        if names.is_empty() {
-            continue;
+/// The lines so far, and what they are about.
+struct SummaryText<'a> {
+    out: String,
+    outcome: &'a RunOutcome,
+    /// The last attempt.
+    last: Option<&'a AttemptRecord>,
+    context: SummaryContext<'a>,
+    style: TextLayout,
+}
+
+impl SummaryText<'_> {
+    /// Writes the withheld variables. Without the address of a registry, a tool silently uses the
+    /// public one. Other variables are named if the command failed, because their absence may be the
+    /// cause.
+    fn write_withheld_variables(&mut self, last: &AttemptRecord) {
+        let (registries, others): (Vec<&String>, Vec<&String>) =
+            last.not_passed.iter().partition(|name| names_package_registry(name));
+        let has_failed = self.outcome.status == FinalStatus::Exited && self.outcome.exit_code != Some(0);
+        let others = if has_failed { others } else { Vec::new() };
+        let of_registry = "an address that may hold a password is not passed; tools use the public registry instead";
+        let changing = "a variable that changes what programs do is not passed";
+        for (names, why) in [(registries, of_registry), (others, changing)] {
+            if names.is_empty() {
+                continue;
+            }
+            let shown: Vec<&String> = names.into_iter().take(MAX_VARIABLES_SHOWN).collect();
+            self.note(&format!("not passed: {}   ({why})", join_texts(&shown)));
+            let to_person = self.style.is_terminal();
+            let grant = |name: &String| grant_hint(&Grant::Env(name.clone()), to_person);
+            self.hint(&shown.into_iter().map(grant).collect::<Vec<String>>().join(" "));
         }
-        let shown: Vec<&str> = names.iter().take(MAX_VARIABLES_SHOWN).map(|name| name.as_str()).collect();
-        write_note(out, style, &format!("not passed: {}   ({why})", shown.join(", ")));
-        let grant = |name: &&str| grant_hint(&Grant::Env((*name).to_owned()), style.is_terminal());
-        write_hint(out, &shown.iter().map(grant).collect::<Vec<String>>().join(" "), style);
+    }
+
+    /// Writes the refusals of the last attempt. One of an earlier attempt was granted to the last one, or
+    /// was repeated there.
+    fn write_refusals(&mut self, last: &AttemptRecord) {
+        let SummaryContext { home, remembered, workspace, own_directories, .. } = self.context;
+        let refused = last.denials.iter().filter(|denial| denial.resolution != DenialResolution::Granted);
+        let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
+        for denial in registries.iter().take(MAX_GROUPS_SHOWN) {
+            let object = shorten(&denial.object);
+            self.note(&format!("not read: {object}   (tokens of package registries are hidden from runs)"));
+        }
+        let (histories, refused): (Vec<_>, Vec<_>) =
+            refused.into_iter().partition(|denial| is_about_history(denial, home));
+        if let Some(first) = histories.first() {
+            let others = if histories.len() > 1 { format!(" and {} more", histories.len() - 1) } else { String::new() };
+            let object = shorten(&first.object);
+            self.note(&format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"));
+        }
+        let (gone, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_gone(denial));
+        for denial in gone.iter().take(MAX_GROUPS_SHOWN) {
+            self.note(&format!("gone: {}   ({})", shorten(&denial.object), denial.rule));
+        }
+        let outcome = self.outcome;
+        let answered = |denial: &&Denial| remembered_no(outcome, denial, remembered);
+        let (before, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| answered(denial).is_some());
+        for denial in before.iter().take(MAX_GROUPS_SHOWN) {
+            answered(denial).into_iter().for_each(|answer| self.write_earlier_no(denial, answer));
+        }
+        let groups = group_by_remedy(&refused, RemedyContext { home, workspace, own_directories });
+        for (remedy, members) in groups.iter().take(MAX_GROUPS_SHOWN) {
+            self.write_group(remedy, members);
+        }
+        let shown: usize = groups.iter().take(MAX_GROUPS_SHOWN).map(|(_, members)| members.len()).sum();
+        let more = refused.len() - shown + before.len().saturating_sub(MAX_GROUPS_SHOWN);
+        if more > 0 {
+            let _ = writeln!(self.out, "• and {} more; --json shows all", count_noun(more, "refusal"));
+        }
+    }
+
+    fn write_earlier_no(&mut self, denial: &Denial, answer: &ApprovalRecord) {
+        let (verb, object) = (operation_verb(denial.operation), shorten(&denial.object));
+        let word = match answer.scope {
+            ApprovalScope::Always => "never".to_owned(),
+            scope => format!("no ({})", scope_name(scope)),
+        };
+        let when = super::audit::format_utc(answer.created_ms);
+        self.note(&format!("refused: {verb} {object}   (you answered {word} on {when})"));
+        self.command_hint(&format!("stockade approvals revoke {}", answer.id));
+    }
+
+    /// Writes refusals that have the same remedy.
+    fn write_group(&mut self, remedy: &RefusalRemedy, members: &[&Denial]) {
+        for denial in members.iter().take(MAX_MEMBERS_SHOWN) {
+            let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
+            let (rule, object) = (shorten(&RawText::from(denial.rule.as_str())), shorten(&denial.object));
+            self.note(&format!("refused: {} {object}   ({rule}{times})", operation_verb(denial.operation)));
+        }
+        if members.len() > MAX_MEMBERS_SHOWN {
+            let _ = writeln!(self.out, "  and {} more of the kind", members.len() - MAX_MEMBERS_SHOWN);
+        }
+        let to_person = self.style.is_terminal();
+        let options: Vec<String> = match remedy {
+            RefusalRemedy::Nothing => return,
+            RefusalRemedy::Advice(advice) => return self.hint(advice),
+            // On one line, so that it can be copied.
+            RefusalRemedy::Grants(grants)
+                if grants.iter().any(|grant| grant.to_string().chars().count() > MAX_TEXT_COLUMNS) =>
+            {
+                return self.hint("the name is too long to be shown here; `--json` has the grant in full");
+            }
+            RefusalRemedy::Grants(grants) => grants.iter().map(|grant| grant_hint(grant, to_person)).collect(),
+            RefusalRemedy::Group(group) => vec![format!("{} @{}", grant_option(to_person), group.name)],
+            RefusalRemedy::Workspace(top) => {
+                vec![format!("--workspace {}", shell_quoted(&RawText::from(top.as_path()).to_escaped()))]
+            }
+        };
+        self.command_hint(&options.join(" "));
+    }
+
+    /// Writes one remark.
+    fn note(&mut self, text: &str) {
+        write_wrapped(&mut self.out, self.style, "• ", text);
+    }
+
+    /// Writes a hint with a command on one line, so that it can be copied.
+    fn command_hint(&mut self, command: &str) {
+        let _ = writeln!(self.out, "  {} {command}", self.style.paint_text(SgrColor::Cyan, "hint:"));
+    }
+
+    fn hint(&mut self, text: &str) {
+        write_labelled(&mut self.out, self.style, ("  hint: ", SgrColor::Cyan), text);
+    }
+
+    fn write_grants(&mut self, last: &AttemptRecord) {
+        // Grants with the same scope are grouped: `a, b (session), c`.
+        let mut groups: Vec<(Option<String>, Vec<&Grant>)> = Vec::new();
+        for grant in last.grants.iter().filter(|grant| !self.context.sandbox_grants.contains(grant)) {
+            let scope = find_approved_scope(self.outcome, grant, self.context.remembered);
+            match groups.iter_mut().find(|(known, _)| *known == scope) {
+                Some((_, grants)) => grants.push(grant),
+                None => groups.push((scope, vec![grant])),
+            }
+        }
+        let text = groups
+            .into_iter()
+            .map(|(scope, grants)| join_texts(grants) + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default());
+        let text = join_texts(text);
+        if !text.is_empty() {
+            self.note(&format!("granted: {text}"));
+        }
+    }
+
+    /// Writes the staged changes, and the commands for them.
+    fn write_staged_changes(&mut self, last: &AttemptRecord) {
+        let Some(staged) = &last.staged else { return };
+        self.note(&super::stage::describe_waiting(staged));
+        self.command_hint(&format!("stockade stage diff {} (then: commit, discard)", staged.stage));
+    }
+
+    /// Writes the names of files that run code later.
+    fn write_project_files(&mut self, last: &AttemptRecord) {
+        let files = &last.project_files;
+        if files.is_empty() {
+            return;
+        }
+        let name = |path: &RawText| {
+            let path = path.as_path();
+            let beneath = self.context.workspace.and_then(|workspace| path.strip_prefix(workspace).ok());
+            shorten(&RawText::from(beneath.unwrap_or(path)))
+        };
+        let named = join_texts(files.iter().take(MAX_PROJECT_FILES_SHOWN).map(name));
+        let more = match files.len().saturating_sub(MAX_PROJECT_FILES_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more; --json names them"),
+        };
+        let (count, was) = (count_noun(files.len(), "file"), if files.len() == 1 { "runs" } else { "run" });
+        self.note(&format!("{count} written that {was} code later: {named}{more}"));
+    }
+
+    /// Writes the number of changes that can be undone, and the command.
+    fn write_undo(&mut self) {
+        let path_count = self.outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
+        if path_count == 0 {
+            return;
+        }
+        // Not the count of `undo`: this one includes paths that were created and removed again.
+        let count = count_noun(path_count, "path");
+        self.note(&format!("its changes to the workspace can be undone ({count} recorded)"));
+        self.command_hint(&format!("stockade changes {} (then: undo)", self.outcome.id));
+    }
+
+    /// Writes the number of files that a traced run has read, and the use of the trace.
+    fn write_trace_summary(&mut self, last: &AttemptRecord) {
+        if last.reads.is_empty() {
+            return;
+        }
+        let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
+        self.note(&format!("traced: {} read", count_noun(files, "file")));
+        let id = &self.outcome.id;
+        self.command_hint(&format!("stockade policy suggest --request {id}   (a profile that reads no more)"));
+    }
+
+    fn write_ending(&mut self) {
+        let failure = self.outcome.error.as_deref().map(CliError::from_text);
+        let why = failure.as_ref().map(|failure| escape_text(&failure.what));
+        match self.outcome.status {
+            FinalStatus::Exited | FinalStatus::Signaled => {}
+            FinalStatus::TimedOut => {
+                let time = format_duration(self.last.map_or(0, |last| last.usage.wall_ms));
+                self.note(&format!("its time ran out after {time}; all its processes were ended"));
+            }
+            FinalStatus::Limit => self.note(&format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown"))),
+            FinalStatus::Refused => self.write_refused_run(why.as_deref()),
+            FinalStatus::Aborted => {
+                self.note(&format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()))
+            }
+            FinalStatus::Error => {
+                let why = why.as_deref().unwrap_or("the run failed");
+                write_labelled(&mut self.out, self.style, ("error: ", SgrColor::Red), why);
+            }
+        }
+        if let Some(hint) = failure.and_then(|failure| failure.hint) {
+            let _ = writeln!(self.out, "{} {}", self.style.paint_text(SgrColor::Cyan, "hint:"), escape_text(&hint));
+        }
+        let Some(enforced) = self.last.and_then(|last| last.enforced.as_ref()) else { return };
+        if enforced.level == IsolationLevel::None {
+            self.note("it ran without a sandbox");
+        }
+        // The reason why a tool may have found its cache read-only. Not relevant if the command succeeded.
+        if let Some(caches) = enforced.layers.get("caches")
+            && caches.state != LayerState::Enforced
+            && self.outcome.exit_code != Some(0)
+        {
+            let why = caches.detail.trim_start_matches("none, ");
+            self.note(&format!("tools could not write to all of their caches: {why}"));
+        }
+    }
+
+    fn write_refused_run(&mut self, why: Option<&str>) {
+        let decision = &self.outcome.decision;
+        let rule = escape_text(&decision.rule);
+        // A rule is one line in the audit log; a user gets its hint on a line of its own.
+        let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
+            Some((why, hint)) => (why, Some(hint)),
+            None => (why.unwrap_or(&rule), None),
+        };
+        self.note(&format!("refused, nothing ran: {why}"));
+        let reasons = decision.reasons.iter().map(|reason| escape_text(reason));
+        for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(MAX_REASONS_SHOWN) {
+            write_wrapped(&mut self.out, self.style, "  because ", &reason);
+        }
+        if let Some(hint) = hint {
+            write_wrapped(&mut self.out, self.style, "hint: ", hint);
+        }
     }
 }
 
-fn write_refusals(out: &mut String, outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) {
-    let home = context.home;
-    // A refusal of an earlier attempt was granted to the last one, or was repeated there.
-    let Some(last) = outcome.attempts.last() else { return };
-    let refused = last.denials.iter().filter(|denial| denial.resolution != DenialResolution::Granted);
-    let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
-    for denial in registries.iter().take(MAX_GROUPS_SHOWN) {
-        let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-        write_note(out, style, &format!("not read: {object}   (tokens of package registries are hidden from runs)"));
-    }
-    let (histories, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_about_history(denial, home));
-    if let Some(first) = histories.first() {
-        let others = if histories.len() > 1 { format!(" and {} more", histories.len() - 1) } else { String::new() };
-        let object = compact_and_shorten(&first.object, MAX_TEXT_COLUMNS);
-        write_note(
-            out,
-            style,
-            &format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"),
-        );
-    }
-    let (gone, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_gone(denial));
-    for denial in gone.iter().take(MAX_GROUPS_SHOWN) {
-        write_note(
-            out,
-            style,
-            &format!("gone: {}   ({})", compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), denial.rule),
-        );
-    }
-    let answered = |denial: &&Denial| remembered_no(outcome, denial, context.remembered);
-    let (before, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| answered(denial).is_some());
-    for denial in before.iter().take(MAX_GROUPS_SHOWN) {
-        if let Some(answer) = answered(denial) {
-            refused_before(out, denial, answer, style);
-        }
-    }
-    let groups = group_by_remedy(
-        &refused,
-        RemedyContext { home, workspace: context.workspace, own_directories: context.own_directories },
-    );
-    for (remedy, members) in groups.iter().take(MAX_GROUPS_SHOWN) {
-        write_group(out, remedy, members, style);
-    }
-    let shown: usize = groups.iter().take(MAX_GROUPS_SHOWN).map(|(_, members)| members.len()).sum();
-    let more = refused.len() - shown + before.len().saturating_sub(MAX_GROUPS_SHOWN);
-    if more > 0 {
-        let _ = writeln!(out, "• and {} more; --json shows all", count_noun(more, "refusal"));
-    }
+fn shorten(text: &RawText) -> String {
+    compact_and_shorten(text, MAX_TEXT_COLUMNS)
 }
 
 /// Returns whether the entry was created in a directory of the run's own, which is removed.
@@ -165,89 +350,6 @@ fn remembered_no<'a>(
     outcome.approvals.iter().any(was_refused).then(|| remembered.iter().find(is_no)).flatten()
 }
 
-fn refused_before(out: &mut String, denial: &Denial, answer: &ApprovalRecord, style: TextLayout) {
-    let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-    let word = if answer.scope == ApprovalScope::Always {
-        "never".to_owned()
-    } else {
-        format!("no ({})", scope_name(answer.scope))
-    };
-    let text = format!(
-        "refused: {} {object}   (you answered {word} on {})",
-        operation_verb(denial.operation),
-        super::audit::format_utc(answer.created_ms)
-    );
-    write_note(out, style, &text);
-    write_command_hint(out, style, &format!("stockade approvals revoke {}", answer.id));
-}
-
-/// Writes refusals that have the same remedy.
-fn write_group(out: &mut String, remedy: &RefusalRemedy, members: &[&Denial], style: TextLayout) {
-    for denial in members.iter().take(MAX_MEMBERS_SHOWN) {
-        let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
-        let rule = compact_and_shorten(&RawText::from(denial.rule.as_str()), MAX_TEXT_COLUMNS);
-        let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-        let text = format!("refused: {} {object}   ({rule}{times})", operation_verb(denial.operation));
-        write_note(out, style, &text);
-    }
-    if members.len() > MAX_MEMBERS_SHOWN {
-        let _ = writeln!(out, "  and {} more of the kind", members.len() - MAX_MEMBERS_SHOWN);
-    }
-    let options: Vec<String> = match remedy {
-        RefusalRemedy::Nothing => return,
-        RefusalRemedy::Advice(advice) => return write_hint(out, advice, style),
-        // On one line, so that it can be copied.
-        RefusalRemedy::Grants(grants)
-            if grants.iter().any(|grant| grant.to_string().chars().count() > MAX_TEXT_COLUMNS) =>
-        {
-            return write_hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
-        }
-        RefusalRemedy::Grants(grants) => grants.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect(),
-        RefusalRemedy::Group(group) => vec![format!("{} @{}", grant_option(style.is_terminal()), group.name)],
-        RefusalRemedy::Workspace(top) => {
-            vec![format!("--workspace {}", shell_quoted(&RawText::from(top.as_path()).to_escaped()))]
-        }
-    };
-    write_command_hint(out, style, &options.join(" "));
-}
-
-/// Writes one remark.
-fn write_note(out: &mut String, style: TextLayout, text: &str) {
-    write_wrapped(out, style, "• ", text);
-}
-
-/// Writes a hint with a command on one line, so that it can be copied.
-fn write_command_hint(out: &mut String, style: TextLayout, command: &str) {
-    let _ = writeln!(out, "  {} {command}", style.paint_text(SgrColor::Cyan, "hint:"));
-}
-
-fn write_hint(out: &mut String, text: &str, style: TextLayout) {
-    write_labelled(out, style, ("  hint: ", SgrColor::Cyan), text);
-}
-
-fn write_grants(out: &mut String, outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) {
-    let sandbox_grants = context.sandbox_grants;
-    let Some(last) = outcome.attempts.last() else { return };
-    let granted: Vec<&Grant> = last.grants.iter().filter(|grant| !sandbox_grants.contains(grant)).collect();
-    if granted.is_empty() {
-        return;
-    }
-    // Grants with the same scope are grouped: `a, b (session), c`.
-    let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
-    for grant in &granted {
-        let scope = find_approved_scope(outcome, grant, context.remembered);
-        match groups.iter_mut().find(|(known, _)| *known == scope) {
-            Some((_, grants)) => grants.push(grant.to_string()),
-            None => groups.push((scope, vec![grant.to_string()])),
-        }
-    }
-    let text: Vec<_> = groups
-        .into_iter()
-        .map(|(scope, grants)| grants.join(", ") + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default())
-        .collect();
-    write_note(out, style, &format!("granted: {}", text.join(", ")));
-}
-
 /// Returns the scope of the yes to this grant; `None` if the grant came with the request.
 fn find_approved_scope(outcome: &RunOutcome, grant: &Grant, remembered: &[ApprovalRecord]) -> Option<String> {
     let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);
@@ -268,115 +370,6 @@ pub fn scope_name(scope: ApprovalScope) -> String {
         ApprovalScope::Times(count) => count_noun(count, "time"),
         ApprovalScope::Until(time_ms) => format!("until {}", super::audit::format_utc(time_ms)),
         ApprovalScope::Always => "always".to_owned(),
-    }
-}
-
-/// Writes the staged changes, and the commands for them.
-fn write_staged_changes(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let Some(staged) = outcome.attempts.last().and_then(|last| last.staged.as_ref()) else { return };
-    write_note(out, style, &super::stage::describe_waiting(staged));
-    write_command_hint(out, style, &format!("stockade stage diff {} (then: commit, discard)", staged.stage));
-}
-
-/// Writes the names of files that run code later.
-fn project_files(out: &mut String, outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) {
-    let Some(files) = outcome.attempts.last().map(|last| &last.project_files).filter(|files| !files.is_empty()) else {
-        return;
-    };
-    let name = |path: &RawText| {
-        let path = path.as_path();
-        let beneath = context.workspace.and_then(|workspace| path.strip_prefix(workspace).ok());
-        compact_and_shorten(&RawText::from(beneath.unwrap_or(path)), MAX_TEXT_COLUMNS)
-    };
-    let named: Vec<String> = files.iter().take(MAX_PROJECT_FILES_SHOWN).map(name).collect();
-    let more = match files.len().saturating_sub(MAX_PROJECT_FILES_SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more; --json names them"),
-    };
-    let (count, was) = (count_noun(files.len(), "file"), if files.len() == 1 { "runs" } else { "run" });
-    write_note(out, style, &format!("{count} written that {was} code later: {}{more}", named.join(", ")));
-}
-
-/// Writes the number of changes that can be undone, and the command.
-fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let path_count = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
-    if path_count == 0 {
-        return;
-    }
-    // Not the count of `undo`: this one includes paths that were created and removed again.
-    let count = count_noun(path_count, "path");
-    write_note(out, style, &format!("its changes to the workspace can be undone ({count} recorded)"));
-    write_command_hint(out, style, &format!("stockade changes {} (then: undo)", outcome.id));
-}
-
-/// Writes the number of files that a traced run has read, and the use of the trace.
-fn write_trace_summary(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
-    let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
-    write_note(out, style, &format!("traced: {} read", count_noun(files, "file")));
-    let command = format!("stockade policy suggest --request {}   (a profile that reads no more)", outcome.id);
-    write_command_hint(out, style, &command);
-}
-
-fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let failure = outcome.error.as_deref().map(CliError::from_text);
-    let why = failure.as_ref().map(|failure| escape_text(&failure.what));
-    let wall_ms = outcome.attempts.last().map_or(0, |last| last.usage.wall_ms);
-    match outcome.status {
-        FinalStatus::Exited | FinalStatus::Signaled => {}
-        FinalStatus::TimedOut => {
-            write_note(
-                out,
-                style,
-                &format!("its time ran out after {}; all its processes were ended", format_duration(wall_ms)),
-            );
-        }
-        FinalStatus::Limit => {
-            write_note(out, style, &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown")))
-        }
-        FinalStatus::Refused => write_refused_run(out, outcome, why.as_deref(), style),
-        FinalStatus::Aborted => {
-            write_note(out, style, &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
-        }
-        FinalStatus::Error => {
-            write_labelled(out, style, ("error: ", SgrColor::Red), why.as_deref().unwrap_or("the run failed"))
-        }
-    }
-    if let Some(hint) = failure.and_then(|failure| failure.hint) {
-        let _ = writeln!(out, "{} {}", style.paint_text(SgrColor::Cyan, "hint:"), escape_text(&hint));
-    }
-    if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == IsolationLevel::None)
-    {
-        write_note(out, style, "it ran without a sandbox");
-    }
-    without_caches(out, outcome, style);
-}
-
-/// Writes the reason why a tool may have found its cache read-only. Not relevant if the command
-/// succeeded.
-fn without_caches(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
-    let enforced = outcome.attempts.last().and_then(|last| last.enforced.as_ref());
-    let Some(caches) = enforced.and_then(|enforced| enforced.layers.get("caches")) else { return };
-    if caches.state != LayerState::Enforced && outcome.exit_code != Some(0) {
-        let why = caches.detail.trim_start_matches("none, ");
-        write_note(out, style, &format!("tools could not write to all of their caches: {why}"));
-    }
-}
-
-fn write_refused_run(out: &mut String, outcome: &RunOutcome, why: Option<&str>, style: TextLayout) {
-    let rule = escape_text(&outcome.decision.rule);
-    // A rule is one line in the audit log; a user gets its hint on a line of its own.
-    let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
-        Some((why, hint)) => (why, Some(hint)),
-        None => (why.unwrap_or(&rule), None),
-    };
-    write_note(out, style, &format!("refused, nothing ran: {why}"));
-    let reasons = outcome.decision.reasons.iter().map(|reason| escape_text(reason));
-    for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(MAX_REASONS_SHOWN) {
-        write_wrapped(out, style, "  because ", &reason);
-    }
-    if let Some(hint) = hint {
-        write_wrapped(out, style, "hint: ", hint);
     }
 }
 

@@ -19,32 +19,11 @@ const LEEWAY_MS: u64 = 1_500;
 /// scope `once` only.
 const MAX_SHOWN_GRANT_CHARS: usize = 400;
 
-/// Question that waits to be put.
-#[derive(Clone, Debug)]
-pub(super) struct WaitingQuestion {
-    kind: QuestionKind,
-    preset: Option<PresetAnswer>,
-}
-
 /// Answer that exists before the question is put.
 #[derive(Clone, Copy, Debug)]
-enum PresetAnswer {
+pub(super) enum PresetAnswer {
     Remembered(bool),
     Caller,
-}
-
-impl WaitingQuestion {
-    pub(super) fn for_approver(kind: QuestionKind) -> Self {
-        Self { kind, preset: None }
-    }
-
-    pub(super) fn with_remembered_answer(kind: QuestionKind, yes: bool) -> Self {
-        Self { kind, preset: Some(PresetAnswer::Remembered(yes)) }
-    }
-
-    pub(super) fn by_caller(kind: QuestionKind) -> Self {
-        Self { kind, preset: Some(PresetAnswer::Caller) }
-    }
 }
 
 /// Question that an approver has now.
@@ -84,15 +63,20 @@ impl SourcedAnswer {
 }
 
 impl RequestCore {
+    /// Queues a question before the next attempt, with its answer if that exists already.
+    pub(super) fn queue_question(&mut self, kind: QuestionKind, preset: Option<PresetAnswer>) {
+        self.pending.push_back((kind, preset));
+    }
+
     /// Puts the next question, or starts the attempt if none is left.
     pub(super) fn put_next(&mut self) {
-        while let Some(pending) = self.pending.pop_front() {
-            let question = match self.build_question(pending.kind) {
+        while let Some((kind, preset)) = self.pending.pop_front() {
+            let question = match self.build_question(kind) {
                 Ok(question) => Box::new(question),
-                Err(why) => return self.end_request(RequestEnd::from_failure(why)),
+                Err(why) => return self.fail_request(why),
             };
             self.record_event(EventKind::Asked { question: question.clone() });
-            match self.answer_without_asking(&question.kind, pending.preset) {
+            match self.answer_without_asking(&question.kind, preset) {
                 Some(sourced_answer) => {
                     if !self.process_answer(&question, sourced_answer) {
                         return;
@@ -252,10 +236,7 @@ impl RequestCore {
         let sourced_answer =
             SourcedAnswer { waited_ms, ..SourcedAnswer::at_once(ApprovalAnswer::Abort, format!("signal {signal}")) };
         self.note_answer(&open.question, &sourced_answer);
-        match &open.question.kind {
-            QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-            _ => self.end_request(RequestEnd::from_signal(signal)),
-        }
+        self.end_unless_escalating(&open.question.kind, RequestEnd::from_signal(signal));
     }
 
     /// Processes an answer. Returns true if the request continues with the next question.
@@ -276,22 +257,22 @@ impl RequestCore {
             ApprovalAnswer::Denied(_) if sourced_answer.fresh => self.remember_answer(question, &sourced_answer),
             ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut => {}
             ApprovalAnswer::Abort => {
-                // A command that has ended cannot be aborted.
-                match &question.kind {
-                    QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-                    _ => self.end_request(RequestEnd::from_abort(ENDED_BY_PERSON)),
-                }
+                self.end_unless_escalating(&question.kind, RequestEnd::from_abort(ENDED_BY_PERSON));
                 return false;
             }
         }
-        match &question.kind {
-            QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-            kind => {
-                let consent_hint = self.describe_consent();
-                self.end_request(RequestEnd::from_refusal(refusal_text(kind, &sourced_answer, &consent_hint)));
-            }
-        }
+        let why = refusal_text(&question.kind, &sourced_answer, &self.describe_consent());
+        self.end_unless_escalating(&question.kind, RequestEnd::from_refusal(why));
         false
+    }
+
+    /// Ends the request, because a question has no yes. After an attempt its own result stays: a
+    /// command that has ended cannot be aborted.
+    fn end_unless_escalating(&mut self, kind: &QuestionKind, ending: RequestEnd) {
+        match kind {
+            QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
+            _ => self.end_request(ending),
+        }
     }
 
     /// Returns the end of a hint for a refused run: how it can be approved without a question.

@@ -17,16 +17,20 @@ pub(super) struct RequestEnd {
 }
 
 impl RequestEnd {
-    pub(super) fn from_refusal(why: String) -> Self {
-        Self { status: FinalStatus::Refused, exit_code: None, signal: None, error: Some(why) }
+    fn new(status: FinalStatus, error: Option<String>) -> Self {
+        Self { status, exit_code: None, signal: None, error }
     }
 
-    pub(super) fn from_failure(why: String) -> Self {
-        Self { status: FinalStatus::Error, exit_code: None, signal: None, error: Some(why) }
+    pub(super) fn from_refusal(why: impl Into<String>) -> Self {
+        Self::new(FinalStatus::Refused, Some(why.into()))
+    }
+
+    pub(super) fn from_failure(why: impl Into<String>) -> Self {
+        Self::new(FinalStatus::Error, Some(why.into()))
     }
 
     pub(super) fn from_abort(why: &str) -> Self {
-        Self { status: FinalStatus::Aborted, exit_code: None, signal: None, error: Some(why.to_owned()) }
+        Self::new(FinalStatus::Aborted, Some(why.to_owned()))
     }
 
     pub(super) fn from_signal(signal: i32) -> Self {
@@ -36,12 +40,8 @@ impl RequestEnd {
     /// Creates the result from the end of the command; `program` is its first word.
     pub(super) fn from_attempt_end(end: &AttemptEnd, program: &str) -> Self {
         match &end.end {
-            CommandEnd::Exited(code) => {
-                Self { status: FinalStatus::Exited, exit_code: Some(*code), signal: None, error: None }
-            }
-            CommandEnd::Signaled(signal) => {
-                Self { status: FinalStatus::Signaled, exit_code: None, signal: Some(*signal), error: None }
-            }
+            CommandEnd::Exited(code) => Self { exit_code: Some(*code), ..Self::new(FinalStatus::Exited, None) },
+            CommandEnd::Signaled(signal) => Self { signal: Some(*signal), ..Self::new(FinalStatus::Signaled, None) },
             CommandEnd::NotFound => {
                 let which = if program.contains('/') {
                     "was not found, or the interpreter that it names was not"
@@ -63,6 +63,11 @@ impl RequestEnd {
 }
 
 impl RequestCore {
+    /// Ends the request because Stockade failed.
+    pub(super) fn fail_request(&mut self, why: impl Into<String>) {
+        self.end_request(RequestEnd::from_failure(why));
+    }
+
     /// Ends the request. No attempt may be alive when this is called.
     pub(super) fn end_request(&mut self, ending: RequestEnd) {
         self.pending.clear();

@@ -8,10 +8,10 @@ use stockade_model::{
     QuestionKind,
 };
 
-use super::asking::WaitingQuestion;
+use super::BoundPlan;
+use super::asking::PresetAnswer;
 use super::ending::RequestEnd;
-use super::machine::{RecalledAnswers, RequestCore, RequestPhase, grant_keys};
-use super::{BoundPlan, CoreOutput};
+use super::machine::{RecalledAnswers, RequestCore, grant_keys};
 use crate::keys::QuestionNamespace;
 
 /// Round of questions about the denials of an attempt.
@@ -54,17 +54,11 @@ impl RequestCore {
         let omitted_count = candidates.len().saturating_sub(self.config.max_question_grants);
         candidates.truncate(self.config.max_question_grants);
         self.escalated.extend(candidates.iter().cloned());
-        let (mut slots, mut keys) = (Vec::new(), Vec::new());
-        if let Some(planned) = &self.planned {
-            let context = self.grant_context(planned);
-            grant_keys(
-                &context,
-                &[QuestionNamespace::Escalate, QuestionNamespace::Grant],
-                &candidates,
-                &mut slots,
-                &mut keys,
-            );
-        }
+        let namespaces = [QuestionNamespace::Escalate, QuestionNamespace::Grant];
+        let wanted = self
+            .planned
+            .as_ref()
+            .map_or_else(Vec::new, |planned| grant_keys(&self.grant_context(planned), &namespaces, &candidates));
         self.escalation = Some(EscalationRound {
             ending,
             candidates,
@@ -74,8 +68,7 @@ impl RequestCore {
             next: None,
             agreed: Vec::new(),
         });
-        self.out.push(CoreOutput::LookUp(keys));
-        self.phase = RequestPhase::Recalling(slots);
+        self.look_up_answers(wanted);
     }
 
     /// Returns the powers that would have permitted the denied calls, each once. Excludes powers
@@ -138,11 +131,11 @@ impl RequestCore {
             (escalation.known.clone(), escalation.unknown.clone(), escalation.omitted_count);
         if !known.is_empty() {
             let kind = self.escalate_kind(known, 0);
-            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
+            self.queue_question(kind, Some(PresetAnswer::Remembered(true)));
         }
         if !unknown.is_empty() {
             let kind = self.escalate_kind(unknown, omitted_count);
-            self.pending.push_back(WaitingQuestion::for_approver(kind));
+            self.queue_question(kind, None);
         }
         self.put_next();
     }
@@ -181,7 +174,7 @@ impl RequestCore {
         self.resolve_grants(grants, DenialResolution::Refused);
         match self.escalation.take() {
             Some(escalation) => self.end_request(escalation.ending),
-            None => self.end_request(RequestEnd::from_failure("a refusal without a question".to_owned())),
+            None => self.fail_request("a refusal without a question"),
         }
     }
 

@@ -74,8 +74,6 @@ enum TrackedCallPhase {
 #[derive(Debug)]
 pub(super) struct HeldQuestion {
     question: Box<ApprovalQuestion>,
-    grants: Vec<Grant>,
-    directory: bool,
     since_ms: u64,
     /// Deadline of the reviewer that has the question; the approver does not have it yet.
     reviewed_by_ms: Option<u64>,
@@ -85,13 +83,20 @@ impl HeldQuestion {
     /// Returns the question as answered. If the group was chosen, its hosts are the approved
     /// powers, except hosts that are refused by now (L9).
     fn answered_by(mut self, answer: ApprovalAnswer, refused: &[Vec<Grant>]) -> Self {
-        if let (ApprovalAnswer::Group(_), Some(group)) = (answer, &self.question.group) {
-            self.grants = unrefused_powers(group, refused.iter().flatten());
-            if let QuestionKind::Hold { grants, .. } = &mut self.question.kind {
-                grants.clone_from(&self.grants);
-            }
+        if let (ApprovalAnswer::Group(_), Some(group), QuestionKind::Hold { grants, .. }) =
+            (answer, &self.question.group, &mut self.question.kind)
+        {
+            *grants = unrefused_powers(group, refused.iter().flatten());
         }
         self
+    }
+
+    /// Returns the powers in question, and whether they are those of a directory.
+    fn offer(&self) -> (&[Grant], bool) {
+        match &self.question.kind {
+            QuestionKind::Hold { grants, directory, .. } => (grants, *directory),
+            _ => (&[], false),
+        }
     }
 
     /// Returns the question to put now, because the reviewer answered or its time-out passed.
@@ -180,18 +185,13 @@ impl TrackedCalls {
     }
 
     fn take_where(&mut self, is_match: impl Fn(&TrackedCall) -> bool) -> Vec<TrackedCall> {
-        let (matching, rest) = std::mem::take(&mut self.open).into_iter().partition(is_match);
-        self.open = rest;
-        matching
+        self.open.extract_if(.., |hold| is_match(hold)).collect()
     }
 
     /// Removes and returns the questions that no held call needs any more.
     fn take_idle_questions(&mut self) -> Vec<HeldQuestion> {
-        let open = &self.open;
-        let is_idle = |entry: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&entry.question.digest));
-        let (idle, rest) = std::mem::take(&mut self.questions).into_iter().partition(is_idle);
-        self.questions = rest;
-        idle
+        let is_needed = |entry: &HeldQuestion| self.open.iter().any(|hold| hold.is_about(&entry.question.digest));
+        self.questions.extract_if(.., |entry| !is_needed(entry)).collect()
     }
 }
 
@@ -225,14 +225,13 @@ impl RequestCore {
         }
         let Some(planned) = &self.planned else { return self.refuse_call(live, hold, DenialResolution::Recorded) };
         let context = self.grant_context(planned);
-        let (mut slots, mut keys) = (Vec::new(), Vec::new());
         let namespaces = [QuestionNamespace::Grant, QuestionNamespace::Escalate];
-        grant_keys(&context, &namespaces, &hold.powers, &mut slots, &mut keys);
+        let mut wanted = grant_keys(&context, &namespaces, &hold.powers);
         // A remembered refusal of a directory refuses every file in it.
         for namespace in namespaces.into_iter().filter(|_| !hold.directory.is_empty()) {
-            slots.push(KeyPurpose::DirectoryRefused);
-            keys.push(context.refusal_key(namespace, &hold.directory));
+            wanted.push((KeyPurpose::DirectoryRefused, context.refusal_key(namespace, &hold.directory)));
         }
+        let (slots, keys) = wanted.into_iter().unzip();
         self.out.push(CoreOutput::LookUpHeld { id, keys });
         live.holds.open.push(TrackedCall { stage: TrackedCallPhase::Recalling(slots), ..hold });
     }
@@ -363,13 +362,12 @@ impl RequestCore {
                 at += 1;
                 continue;
             };
-            let same = live.holds.questions.iter().find(|entry| entry.grants == lacked_powers);
+            let same = live.holds.questions.iter().find(|entry| entry.offer().0 == lacked_powers);
             let digest = match same.map(|entry| entry.question.digest.clone()) {
                 Some(digest) => Some(digest),
                 None if live.holds.questions.len() >= self.config.max_questions => None,
                 None => {
                     let kind = self.hold_kind(hold, directory);
-                    let grants = lacked_powers.to_vec();
                     let group =
                         hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
                     let Ok(mut question) = self.question_beside(kind, group) else {
@@ -383,8 +381,7 @@ impl RequestCore {
                     let reviewing = self.put_question(&question);
                     let since_ms = self.now_ms;
                     let reviewed_by_ms = reviewing.then(|| since_ms.saturating_add(self.wait_ms(true)));
-                    let entry = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
-                    live.holds.questions.push(entry);
+                    live.holds.questions.push(HeldQuestion { question, since_ms, reviewed_by_ms });
                     Some(digest)
                 }
             };
@@ -426,10 +423,11 @@ impl RequestCore {
         match sourced_answer.answer {
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
                 self.remember_answer(&entry.question, &sourced_answer);
-                if entry.directory && self.answered_no_in.contains(&entry.grants) {
-                    self.give_singly(live, entry.grants);
+                let (grants, directory) = entry.offer();
+                if directory && self.answered_no_in.contains(grants) {
+                    self.give_singly(live, grants.to_vec());
                 } else {
-                    self.grant_in_place(live, entry.grants);
+                    self.grant_in_place(live, grants.to_vec());
                 }
             }
             ApprovalAnswer::Denied(_) => {
@@ -489,13 +487,13 @@ impl RequestCore {
     }
 
     fn refuse_in_place(&mut self, live: &mut LiveAttempt, entry: &HeldQuestion) {
-        self.escalated.extend(entry.grants.iter().cloned());
-        self.refused.push(entry.grants.clone());
-        if entry.directory {
-            self.forbid_offer(&entry.grants);
+        let (grants, directory) = entry.offer();
+        self.escalated.extend(grants.iter().cloned());
+        self.refused.push(grants.to_vec());
+        if directory {
+            self.forbid_offer(grants);
         }
-        let refused = live.holds.take_where(|hold| hold.is_refused_by(&entry.grants));
-        for hold in refused {
+        for hold in live.holds.take_where(|hold| hold.is_refused_by(grants)) {
             self.refuse_call(live, hold, DenialResolution::Refused);
         }
         self.ask_one_by_one(live);

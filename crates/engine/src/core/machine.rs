@@ -7,7 +7,7 @@ use stockade_model::{
     QuestionKind, RunOutcome, RunRequest, SandboxPreference, Tier,
 };
 
-use super::asking::{OutstandingQuestion, WaitingQuestion};
+use super::asking::{OutstandingQuestion, PresetAnswer};
 use super::ending::RequestEnd;
 use super::escalating::EscalationRound;
 use super::running::LiveAttempt;
@@ -16,7 +16,6 @@ use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_ap
 use crate::ports::PersistentAnswers;
 
 /// State machine of one request. See the [module](super) for its guarantees.
-#[derive(Debug)]
 pub struct RequestCore {
     pub(super) request: RunRequest,
     pub(super) config: CoreConfig,
@@ -30,7 +29,7 @@ pub struct RequestCore {
     /// Powers remembered for the session, added to the first plan.
     pub(super) remembered_grants: Vec<Grant>,
     /// Questions still to be put before the next attempt.
-    pub(super) pending: VecDeque<WaitingQuestion>,
+    pub(super) pending: VecDeque<(QuestionKind, Option<PresetAnswer>)>,
     pub(super) escalation: Option<EscalationRound>,
     /// Powers that an escalation already named; no power is requested twice.
     pub(super) escalated: BTreeSet<Grant>,
@@ -175,7 +174,7 @@ impl RequestCore {
             (RequestPhase::Deciding, CoreInput::Decided(ruling)) => self.on_decided(*ruling),
             (RequestPhase::Planning, CoreInput::Planned(planned)) => self.on_planned(*planned),
             (RequestPhase::Planning, CoreInput::PlanFailed(why)) => self.on_plan_failed(why),
-            (RequestPhase::FindingRemembered, CoreInput::Remembered(PersistentAnswers { grants, counted, .. })) => {
+            (RequestPhase::FindingRemembered, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
                 self.counted = counted;
                 self.on_remembered_grants(&grants);
             }
@@ -222,9 +221,9 @@ impl RequestCore {
             return self.end_request(RequestEnd::from_refusal(format!("refused by the rules: {why}")));
         }
         if let Some(grant) = unhonoured {
-            return self.end_request(RequestEnd::from_failure(format!(
+            return self.fail_request(format!(
                 "this sandbox cannot give `{grant}`\nhint: leave the grant out; `stockade doctor` shows what can be given"
-            )));
+            ));
         }
         let mut grants = self.request.grants.clone();
         grants.sort();
@@ -242,13 +241,12 @@ impl RequestCore {
             return self.on_escalation_planned(planned);
         }
         if let Err(why) = check_first_plan(&planned.plan, &self.request, self.remembered_grants.as_slice()) {
-            return self.end_request(RequestEnd::from_failure(format!("the plan does not match the request: {why}")));
+            return self.fail_request(format!("the plan does not match the request: {why}"));
         }
         let sandboxed = planned.plan.profile.sandboxed;
         if !sandboxed && self.request.sandbox == SandboxPreference::Require {
-            return self.end_request(RequestEnd::from_refusal(
-                "a sandbox is required and the profile has none\nhint: choose another profile".to_owned(),
-            ));
+            let why = "a sandbox is required and the profile has none\nhint: choose another profile";
+            return self.end_request(RequestEnd::from_refusal(why));
         }
         let first = self.planned.is_none();
         let context = self.grant_context(&planned);
@@ -271,7 +269,7 @@ impl RequestCore {
             self.record_event(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
             return self.recall_answers();
         }
-        self.end_request(RequestEnd::from_failure(why));
+        self.fail_request(why);
     }
 
     fn on_remembered_grants(&mut self, grants: &[Grant]) {
@@ -288,16 +286,19 @@ impl RequestCore {
     /// Looks up remembered answers: refusals always, approvals if they are needed.
     fn recall_answers(&mut self) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
-            return self.end_request(RequestEnd::from_failure("no plan to recall answers for".to_owned()));
+            return self.fail_request("no plan to recall answers for");
         };
-        let mut slots = vec![KeyPurpose::RunRefusal];
-        let mut keys = vec![run_refusal(&self.request, &self.config.user)];
+        let mut wanted = vec![(KeyPurpose::RunRefusal, run_refusal(&self.request, &self.config.user))];
         if ruling.run_question().is_some() && planned.plan.profile.sandboxed {
-            slots.push(KeyPurpose::RunApproval);
-            keys.push(self.run_approval_key(planned));
+            wanted.push((KeyPurpose::RunApproval, self.run_approval_key(planned)));
         }
         let context = self.grant_context(planned);
-        grant_keys(&context, &[QuestionNamespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
+        wanted.extend(grant_keys(&context, &[QuestionNamespace::Grant], &ruling.grants_in_question()));
+        self.look_up_answers(wanted);
+    }
+
+    pub(super) fn look_up_answers(&mut self, wanted: Vec<(KeyPurpose, MemoryKey)>) {
+        let (slots, keys) = wanted.into_iter().unzip();
         self.out.push(CoreOutput::LookUp(keys));
         self.phase = RequestPhase::Recalling(slots);
     }
@@ -313,45 +314,40 @@ impl RequestCore {
     /// Queues the questions of the first attempt, with the remembered answers.
     fn line_up(&mut self, found: RecalledAnswers) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
-            return self.end_request(RequestEnd::from_failure("no plan to ask about".to_owned()));
+            return self.fail_request("no plan to ask about");
         };
         let sandboxed = planned.plan.profile.sandboxed;
         let (run, by_caller) = (ruling.run_question().cloned(), ruling.by_caller.clone());
         let in_question = ruling.grants_in_question();
+        let (yes, no) = (Some(PresetAnswer::Remembered(true)), Some(PresetAnswer::Remembered(false)));
         if found.run_refused {
             let kind = run.unwrap_or(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
-            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, false));
+            self.queue_question(kind, no);
             return self.put_next();
         }
         let refused = found.refused_of(&in_question);
         if !refused.is_empty() {
-            self.pending
-                .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: refused }, false));
+            self.queue_question(QuestionKind::Grants { grants: refused }, no);
             return self.put_next();
         }
         if !self.remembered_grants.is_empty() {
-            let kind = QuestionKind::Grants { grants: self.remembered_grants.clone() };
-            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
+            self.queue_question(QuestionKind::Grants { grants: self.remembered_grants.clone() }, yes);
         }
         match (run.filter(|_| sandboxed), by_caller) {
-            (Some(kind), _) if found.run_approved => {
-                self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true))
-            }
-            (Some(kind), _) => self.pending.push_back(WaitingQuestion::for_approver(kind)),
-            (None, Some(kind)) => self.pending.push_back(WaitingQuestion::by_caller(kind)),
+            (Some(kind), _) => self.queue_question(kind, yes.filter(|_| found.run_approved)),
+            (None, Some(kind)) => self.queue_question(kind, Some(PresetAnswer::Caller)),
             (None, None) => {}
         }
         let (known, unknown) = found.split_approved(in_question);
         if !known.is_empty() {
-            self.pending
-                .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: known }, true));
+            self.queue_question(QuestionKind::Grants { grants: known }, yes);
         }
         // A question shows at most this many powers.
         for grants in unknown.chunks(self.config.max_question_grants.max(1)) {
-            self.pending.push_back(WaitingQuestion::for_approver(QuestionKind::Grants { grants: grants.to_vec() }));
+            self.queue_question(QuestionKind::Grants { grants: grants.to_vec() }, None);
         }
         if !sandboxed {
-            self.pending.push_back(WaitingQuestion::for_approver(QuestionKind::Unsandboxed));
+            self.queue_question(QuestionKind::Unsandboxed, None);
         }
         self.put_next();
     }
@@ -364,7 +360,7 @@ impl RequestCore {
                 self.record_event(EventKind::Failed { message: why });
                 self.end_request(escalation.ending);
             }
-            None => self.end_request(RequestEnd::from_failure(why)),
+            None => self.fail_request(why),
         }
     }
 
@@ -393,7 +389,7 @@ impl RequestCore {
                 if let RequestPhase::Asking(open) = phase {
                     self.out.push(CoreOutput::Withdraw(open.question.digest));
                 }
-                self.end_request(RequestEnd::from_failure(message));
+                self.fail_request(message);
             }
         }
     }
@@ -475,32 +471,27 @@ impl ConsentRuling {
     }
 }
 
-/// Adds the keys of the remembered answers about `grants`. A refusal in any of the namespaces
+/// Returns the keys of the remembered answers about `grants`. A refusal in any of the namespaces
 /// counts; an approval counts only in the first.
 pub(super) fn grant_keys(
     context: &GrantContext,
     namespaces: &[QuestionNamespace],
     grants: &[Grant],
-    slots: &mut Vec<KeyPurpose>,
-    keys: &mut Vec<MemoryKey>,
-) {
-    let mut put = |slot, key| {
-        slots.push(slot);
-        keys.push(key);
-    };
+) -> Vec<(KeyPurpose, MemoryKey)> {
+    let numbered = || grants.iter().enumerate();
+    let mut wanted = Vec::new();
     for &namespace in namespaces {
         if grants.len() > 1 {
-            put(KeyPurpose::AllRefused, context.refusal_key(namespace, grants));
+            wanted.push((KeyPurpose::AllRefused, context.refusal_key(namespace, grants)));
         }
-        for (at, grant) in grants.iter().enumerate() {
-            put(KeyPurpose::Refused(at), context.refusal_key(namespace, std::slice::from_ref(grant)));
-        }
+        let refusal_key = |grant| context.refusal_key(namespace, std::slice::from_ref(grant));
+        wanted.extend(numbered().map(|(at, grant)| (KeyPurpose::Refused(at), refusal_key(grant))));
     }
     if let Some(&namespace) = namespaces.first() {
-        for (at, grant) in grants.iter().enumerate() {
-            put(KeyPurpose::Approved(at), context.approval_key(namespace, grant));
-        }
+        let approval_key = |grant| context.approval_key(namespace, grant);
+        wanted.extend(numbered().map(|(at, grant)| (KeyPurpose::Approved(at), approval_key(grant))));
     }
+    wanted
 }
 
 /// Remembered answers, by their purpose.
@@ -533,13 +524,7 @@ impl RecalledAnswers {
                 (KeyPurpose::Refused(at) | KeyPurpose::Approved(at), false) => {
                     found.refused.insert(at);
                 }
-                (
-                    KeyPurpose::RunRefusal
-                    | KeyPurpose::AllRefused
-                    | KeyPurpose::Refused(_)
-                    | KeyPurpose::DirectoryRefused,
-                    true,
-                ) => {}
+                (_, true) => {}
             }
         }
         found

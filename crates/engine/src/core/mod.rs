@@ -36,7 +36,7 @@ pub use holding::HeldCall;
 pub use machine::RequestCore;
 
 /// Numbers and names that the core uses.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CoreConfig {
     /// Version of the policy; consent is bound to it.
     pub policy: Digest,
@@ -83,12 +83,6 @@ impl PowerGuard {
 
     fn is_guarded(&self, power: &Grant) -> bool {
         (self.0)(power)
-    }
-}
-
-impl std::fmt::Debug for PowerGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("PowerGuard")
     }
 }
 
@@ -188,18 +182,17 @@ impl BoundPlan {
     /// # Errors
     /// Never in practice: every map of a plan has string keys.
     pub fn new(plan: AttemptPlan, identity: Digest) -> Result<Self, DigestError> {
-        let digest = plan.compute_digest().map_err(|error| DigestError(error.to_string()))?;
-        let profile =
-            Digest::of_json("stockade-profile-1", &plan.profile).map_err(|error| DigestError(error.to_string()))?;
+        let digest = plan.compute_digest()?;
+        let profile = Digest::of_json("stockade-profile-1", &plan.profile)?;
         let workspace = Digest::of_fields("stockade-workspace-1", []);
         Ok(Self { plan, digest, profile, identity, is_identified: true, workspace })
     }
 }
 
 /// Error if the digest of a plan cannot be computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("the plan cannot be serialized: {0}")]
-pub struct DigestError(String);
+pub struct DigestError(#[from] serde_json::Error);
 
 /// Remembered answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -69,17 +69,12 @@ impl RequestCore {
         self.ask_held_reviewed(live, reviewed);
     }
 
-    fn ask_reviewed(&mut self, open: OutstandingQuestion, review: ReviewResult) {
-        let mut question = open.question;
-        question.review = Some(review);
-        self.out.push(CoreOutput::Ask(question.clone()));
-        let deadline_ms = self.now_ms.saturating_add(self.wait_ms(false));
-        self.phase = RequestPhase::Asking(OutstandingQuestion {
-            question,
-            since_ms: open.since_ms,
-            deadline_ms,
-            reviewing: false,
-        });
+    fn ask_reviewed(&mut self, mut open: OutstandingQuestion, review: ReviewResult) {
+        open.question.review = Some(review);
+        self.out.push(CoreOutput::Ask(open.question.clone()));
+        open.deadline_ms = self.now_ms.saturating_add(self.wait_ms(false));
+        open.reviewing = false;
+        self.phase = RequestPhase::Asking(open);
     }
 
     fn ask_held_reviewed(&mut self, live: &mut LiveAttempt, reviewed: QuestionReview) {

@@ -1,7 +1,7 @@
 //! Execution of one attempt: the record and the sandbox are prepared in parallel; the command is
 //! released after both. The module then follows the attempt until all its processes are gone.
 
-use stockade_backend_api::{AttemptEnd, CommandEnd};
+use stockade_backend_api::AttemptEnd;
 use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, DenialResolution, EnforcementReport, EventKind, FinalStatus, Grant,
     HostUse, IsolationLevel, LimitKind, RawText, ReadAccess,
@@ -25,7 +25,7 @@ const MAX_READS_PER_EVENT: usize = 50;
 pub(super) const ENDED_BY_PERSON: &str = "ended by the approver";
 
 /// An attempt, from its record to its end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LiveAttempt {
     /// The commit that makes its start durable.
     commit: u64,
@@ -125,11 +125,10 @@ impl RequestCore {
             }
         }
         let Some(planned) = self.planned.clone() else {
-            return self.end_request(RequestEnd::from_failure("no plan to start".to_owned()));
+            return self.fail_request("no plan to start");
         };
         if !planned.plan.profile.sandboxed && !self.unsandboxed_consent {
-            return self
-                .end_request(RequestEnd::from_refusal("no approver agreed to run without a sandbox".to_owned()));
+            return self.end_request(RequestEnd::from_refusal("no approver agreed to run without a sandbox"));
         }
         let plan = &planned.plan;
         self.record_event(EventKind::Starting {
@@ -147,20 +146,9 @@ impl RequestCore {
         self.out.push(CoreOutput::Prepare { planned: Box::new(planned), hold });
         self.phase = RequestPhase::Attempt(Box::new(LiveAttempt {
             commit,
-            committed: false,
             start_deadline_ms: self.now_ms.saturating_add(self.config.commit_timeout_ms),
-            enforced: None,
-            released: false,
-            clock: None,
-            wall_ms: None,
-            denials: Vec::new(),
-            powers: Vec::new(),
-            uses: Vec::new(),
-            omitted_uses: 0,
-            events: 0,
-            stop: None,
             holding: hold,
-            holds: TrackedCalls::default(),
+            ..LiveAttempt::default()
         }));
     }
 
@@ -174,14 +162,14 @@ impl RequestCore {
             CoreInput::Prepared(report) => return self.on_prepared(live, report),
             CoreInput::PrepareFailed(why) if !live.released => {
                 self.note_attempt(&mut live, None);
-                return self.end_request(RequestEnd::from_failure(why));
+                return self.fail_request(why);
             }
             CoreInput::Released => return self.on_released(live),
             CoreInput::ReleaseFailed(why) => {
                 self.out.push(CoreOutput::Discard);
                 self.forget_all_held(&mut live);
                 self.note_attempt(&mut live, None);
-                return self.end_request(RequestEnd::from_failure(why));
+                return self.fail_request(why);
             }
             CoreInput::Ended(end) => return self.on_ended(live, *end),
             CoreInput::Denied { denial, powers } => self.on_denied(&mut live, denial, powers),
@@ -225,7 +213,7 @@ impl RequestCore {
             );
             live.enforced = Some(report);
             self.note_attempt(&mut live, None);
-            return self.end_request(RequestEnd::from_failure(why));
+            return self.fail_request(why);
         }
         live.enforced = Some(report);
         self.release_when_ready(live);
@@ -362,7 +350,7 @@ impl RequestCore {
         let program = self.planned.as_ref().and_then(|planned| planned.plan.argv.first());
         let mut ending = RequestEnd::from_attempt_end(&end, &program.map(RawText::to_escaped).unwrap_or_default());
         if !live.released && matches!(ending.status, FinalStatus::Exited | FinalStatus::Signaled) {
-            ending = RequestEnd::from_failure("the sandbox ended before the command was released".to_owned());
+            ending = RequestEnd::from_failure("the sandbox ended before the command was released");
         }
         let stopped = live.stop.take();
         let over =
@@ -417,7 +405,7 @@ impl RequestCore {
     fn note_attempt(&mut self, live: &mut LiveAttempt, end: Option<AttemptEnd>) {
         let Some(BoundPlan { plan, .. }) = &self.planned else { return };
         // An attempt that was discarded has no end: it used nothing and left nothing.
-        let end = end.unwrap_or_else(|| AttemptEnd::from_command_end(CommandEnd::NotFound));
+        let end = end.unwrap_or_default();
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
             grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),
@@ -441,7 +429,7 @@ impl RequestCore {
     pub(super) fn on_record_failed_in_attempt(&mut self, mut live: Box<LiveAttempt>, message: String) {
         if !live.released {
             self.out.push(CoreOutput::Discard);
-            return self.end_request(RequestEnd::from_failure(message));
+            return self.fail_request(message);
         }
         self.refuse_all_held(&mut live, "the audit log failed");
         self.kill_attempt(&mut live, StopReason::RecordFailed(message));
@@ -466,7 +454,7 @@ impl RequestCore {
         if !live.released {
             self.out.push(CoreOutput::Discard);
             let why = "the start could not be written to the disk in time\nhint: check the disk of the audit log";
-            return self.end_request(RequestEnd::from_failure(why.to_owned()));
+            return self.fail_request(why);
         }
         let wait_ms = self.question_wait_ms();
         self.time_out_held_questions(&mut live, wait_ms);
@@ -482,7 +470,7 @@ impl RequestCore {
                 self.note_attempt(&mut live, None);
                 let why = "the command could not be killed\nhint: the kernel cannot kill a process that waits \
                            for a filesystem or a device that does not answer; it ends when that answers";
-                return self.end_request(RequestEnd::from_failure(why.to_owned()));
+                return self.fail_request(why);
             }
         }
         self.phase = RequestPhase::Attempt(live);

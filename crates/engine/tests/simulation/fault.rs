@@ -158,7 +158,7 @@ pub fn input(fault: Fault, input: CoreInput) -> Option<CoreInput> {
         }
         // Behind the summary, for `harden`.
         (Fault::WarnedYesKept, CoreInput::Reviewed(mut reviewed)) => {
-            soften(&mut reviewed.review, &|risk| risk.name().into());
+            soften(&mut reviewed.review, &|risk| risk.to_string().into());
             CoreInput::Reviewed(reviewed)
         }
         (Fault::RecordFailureUnheard, CoreInput::RecordFailed(_))
@@ -180,7 +180,7 @@ fn soften(review: &mut ReviewResult, summary: &dyn Fn(RiskLevel) -> stockade_mod
 fn harden(review: &mut ReviewResult) {
     let Some(opinion) = &mut review.opinion else { return };
     if let Some(risk) =
-        [RiskLevel::High, RiskLevel::Critical].into_iter().find(|risk| opinion.summary == risk.name().into())
+        [RiskLevel::High, RiskLevel::Critical].into_iter().find(|risk| opinion.summary == risk.to_string().into())
     {
         opinion.risk = risk;
         opinion.summary = "it says".into();

@@ -602,6 +602,7 @@ fn one_question_delays_no_other_call() {
 fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
     use stockade_engine::core::AnswerMemo;
     use stockade_engine::keys::{GrantContext, QuestionNamespace};
+    use stockade_engine::ports::LookupScope;
     let request = house.request("ls", ApprovalMode::OnFailure);
     let context = GrantContext {
         workspace: request.workspace.clone(),
@@ -619,7 +620,8 @@ fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
         request: request.id.clone(),
         by: "terminal".to_owned(),
     };
-    house.engine.memory.remember_answer(&memo, request.session.as_ref(), house.engine.clock.wall_ms()).unwrap();
+    let scope = LookupScope { session: request.session.as_ref(), now_ms: house.engine.clock.wall_ms() };
+    house.engine.memory.remember_answer(&memo, scope).unwrap();
 }
 
 #[test]

@@ -21,7 +21,6 @@ use stockade_model::{
     RunOutcome, RunRequest, SandboxPreference,
 };
 use stockade_policy::load::{ConfigSources, load_settings};
-use stockade_store::ApprovalStore;
 use tempfile::TempDir;
 
 /// How a fake sandbox behaves.
@@ -268,7 +267,7 @@ impl House {
         };
         let settings = Arc::new(load_settings(&sources).unwrap());
         let log = Arc::new(AuditLogWriter::open(&root.join("state/audit")).unwrap());
-        let store = Arc::new(ApprovalStore::open(&root.join("state/db/approvals.db")).unwrap());
+        let store = root.join("state/db/approvals.db");
         let home_file = fake.home_file.map(|name| Grant::Write(root.join("home").join(name)));
         let needs = fake.needs.iter().cloned().chain(home_file).collect();
         let fake = Fake { needs, log: Some(root.join("state/audit/audit.jsonl")), ..fake };

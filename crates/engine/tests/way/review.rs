@@ -71,7 +71,7 @@ fn shown(house: &House) -> String {
     let asked = house.asked.lock().unwrap();
     let review = asked[0].review.as_ref().unwrap();
     match &review.opinion {
-        Some(opinion) => format!("{}, {} ways to agree", opinion.risk.name(), asked[0].scopes_of_yes().len()),
+        Some(opinion) => format!("{}, {} ways to agree", opinion.risk, asked[0].scopes_of_yes().len()),
         None => review.failure.clone().unwrap(),
     }
 }

@@ -14,6 +14,7 @@ pub use parts::{ImageDigest, RuntimeName, SandboxLabels, SandboxLifetime};
 pub use source::{GitRevision, HostDirectory, RepositoryUrl, WorkspaceSource};
 pub use state::{SandboxRecord, SandboxState, SandboxUsage};
 
+use crate::text_form::display_as_serialised;
 use crate::{IsolationLevel, Limits};
 
 /// Longest name of a profile, in bytes.
@@ -50,17 +51,7 @@ pub enum BackendChoice {
     Podman,
 }
 
-impl BackendChoice {
-    /// Returns the text form.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Native => "native",
-            Self::Docker => "docker",
-            Self::Podman => "podman",
-        }
-    }
-}
+display_as_serialised!(BackendChoice);
 
 /// Treatment of a sandbox whose engine ended unexpectedly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

@@ -1,15 +1,13 @@
 //! Small checked parts of a sandbox: lifetimes, labels, names of images and runtimes.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SpecError;
-
-use crate::text_form::text_form;
+use crate::text_form::{display_as_text, text_form};
 
 /// Shortest lifetime, in milliseconds.
 const MIN_LIFETIME_MS: u64 = 1_000;
@@ -112,11 +110,6 @@ impl From<SandboxLabels> for BTreeMap<String, String> {
 pub struct ImageDigest(String);
 
 impl ImageDigest {
-    /// Returns the text form.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Returns the name before the digest, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.0.split_once('@').map(|(name, _)| name)
@@ -128,7 +121,9 @@ impl ImageDigest {
     }
 }
 
+display_as_text!(ImageDigest, RuntimeName);
 text_form!(ImageDigest);
+text_form!(RuntimeName);
 
 impl FromStr for ImageDigest {
     type Err = SpecError;
@@ -152,31 +147,10 @@ impl FromStr for ImageDigest {
     }
 }
 
-impl fmt::Display for ImageDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// Name of a runtime in its container engine: `runc`, `crun`, `runsc`, `kata`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct RuntimeName(String);
-
-impl RuntimeName {
-    /// Returns the text form.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-text_form!(RuntimeName);
-
-impl fmt::Display for RuntimeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 impl FromStr for RuntimeName {
     type Err = SpecError;

@@ -8,7 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SpecError;
-use crate::text_form::text_form;
+use crate::network::parse_port;
+use crate::text_form::{display_as_text, text_form};
 use crate::{Host, NetworkTarget, RawText};
 
 /// Longest URL of a repository, in bytes.
@@ -134,8 +135,7 @@ fn parse_authority(authority: &str, own_port: u16) -> Result<NetworkTarget, Spec
     let after_address = authority.rfind(']').map_or(0, |at| at + 1);
     let (host, port) = match authority[after_address..].find(':') {
         Some(at) => {
-            let digits = &authority[after_address + at + 1..];
-            let port = digits.parse().ok().filter(|port| *port > 0 && digits.bytes().all(|b| b.is_ascii_digit()));
+            let port = parse_port(&authority[after_address + at + 1..]);
             let port = port.ok_or(SpecError::new("url", "its port is a number from 1 to 65535"))?;
             (&authority[..after_address + at], port)
         }
@@ -157,20 +157,8 @@ impl fmt::Display for RepositoryUrl {
 #[serde(try_from = "String", into = "String")]
 pub struct GitRevision(String);
 
-impl GitRevision {
-    /// Returns the text form.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
+display_as_text!(GitRevision);
 text_form!(GitRevision);
-
-impl fmt::Display for GitRevision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 impl FromStr for GitRevision {
     type Err = SpecError;

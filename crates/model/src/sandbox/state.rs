@@ -1,12 +1,14 @@
 //! State and record of a sandbox.
 
-use std::fmt;
 use std::str::FromStr;
 
 use schemars::JsonSchema;
+use serde::de::IntoDeserializer as _;
+use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Serialize};
 
 use super::SandboxSpec;
+use crate::text_form::display_as_serialised;
 use crate::{ResourceUsage, SandboxId};
 
 /// State of a sandbox.
@@ -30,23 +32,6 @@ pub enum SandboxState {
 }
 
 impl SandboxState {
-    /// All states.
-    pub const ALL: [Self; 7] =
-        [Self::Creating, Self::Ready, Self::Paused, Self::Failed, Self::Lost, Self::Destroying, Self::Destroyed];
-
-    /// Returns the text form.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Creating => "creating",
-            Self::Ready => "ready",
-            Self::Paused => "paused",
-            Self::Failed => "failed",
-            Self::Lost => "lost",
-            Self::Destroying => "destroying",
-            Self::Destroyed => "destroyed",
-        }
-    }
-
     /// Returns whether the state may change to `next`. Every state but `Destroyed` may change to
     /// `Destroying`. There is no return from it, and an interrupted removal is repeated.
     pub fn may_become(self, next: Self) -> bool {
@@ -67,11 +52,7 @@ impl SandboxState {
     }
 }
 
-impl fmt::Display for SandboxState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+display_as_serialised!(SandboxState);
 
 /// Error for a text that names no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,8 +62,8 @@ pub struct StateError(String);
 impl FromStr for SandboxState {
     type Err = StateError;
     fn from_str(text: &str) -> Result<Self, StateError> {
-        let named = Self::ALL.into_iter().find(|state| state.as_str() == text);
-        named.ok_or_else(|| StateError(text.escape_default().take(40).collect()))
+        let named = Self::deserialize(text.into_deserializer());
+        named.map_err(|_: ValueError| StateError(text.escape_default().take(40).collect()))
     }
 }
 
@@ -150,14 +131,17 @@ pub struct SandboxUsage {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use SandboxState::{Creating, Destroyed, Destroying, Failed, Lost, Paused, Ready};
+
+    use super::*;
+
+    const ALL_STATES: [SandboxState; 7] = [Creating, Ready, Paused, Failed, Lost, Destroying, Destroyed];
 
     #[test]
     fn every_transition_that_may_be_is_listed_here() {
         let mut may = Vec::new();
-        for from in SandboxState::ALL {
-            may.extend(SandboxState::ALL.into_iter().filter(|to| from.may_become(*to)).map(|to| (from, to)));
+        for from in ALL_STATES {
+            may.extend(ALL_STATES.into_iter().filter(|to| from.may_become(*to)).map(|to| (from, to)));
         }
         let listed = [
             (Creating, Ready),
@@ -180,9 +164,9 @@ mod tests {
 
     #[test]
     fn states_are_read_as_they_are_written() {
-        for state in SandboxState::ALL {
-            assert_eq!(state.as_str().parse(), Ok(state));
-            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        for state in ALL_STATES {
+            assert_eq!(state.to_string().parse(), Ok(state));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
         }
         assert!("gone".parse::<SandboxState>().is_err());
     }

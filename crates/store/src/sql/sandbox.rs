@@ -52,7 +52,7 @@ impl SandboxStore {
                 record.id.as_str(),
                 spec,
                 record.backend,
-                record.state.as_str(),
+                record.state.to_string(),
                 record.why,
                 to_sql_integer(record.created_ms),
                 to_sql_integer(record.changed_ms),
@@ -120,7 +120,7 @@ impl SandboxStore {
         }
         (found.state, found.why, found.changed_ms) = (to, why.map(str::to_owned), now_ms);
         let sql = "UPDATE sandbox SET state = ?2, why = ?3, changed_ms = ?4 WHERE id = ?1";
-        transaction.execute(sql, params![id.as_str(), to.as_str(), why, to_sql_integer(now_ms)])?;
+        transaction.execute(sql, params![id.as_str(), to.to_string(), why, to_sql_integer(now_ms)])?;
         transaction.commit()?;
         Ok(Some((found, true)))
     }

@@ -3,10 +3,10 @@
 
 use serde_json::json;
 use stockade_policy::load::load_settings;
-use stockade_policy::{BUILT_IN_NOTICE, PolicySettings, host_groups, table};
+use stockade_policy::{BUILT_IN_NOTICE, HostGroup, host_groups, table};
 
-use super::{layer_from_arg, layer_text, locate_policy_sources, resolve_workspace};
-use crate::command::{CommandResult, print_output, print_remark};
+use super::{layer_text, locate_policy_sources, resolve_workspace};
+use crate::command::{CommandResult, print_each, print_output, print_remark, report_negative};
 use crate::exit;
 use crate::failure::CliError;
 use crate::policy_args::{PolicyCheckArgs, PolicyGroupsArgs, PolicyTableArgs};
@@ -25,30 +25,20 @@ pub fn check_configuration(typed: &PolicyCheckArgs) -> CommandResult {
                 if settings.is_built_in() {
                     print_remark(&format!("{BUILT_IN_NOTICE}\n"));
                 }
-                print_output(&text::format_files(&settings))?;
-                Ok(exit::SUCCESS)
+                print_output(&text::format_files(&settings))
             }
-            Err(error) => report_negative(CliError::from(error)),
+            Err(error) => report_negative(&error.into()),
         };
     }
-    let mut sound = true;
+    let mut code = exit::SUCCESS;
     for path in &typed.files {
-        let text = layer_text(layer_from_arg(typed.layer), path)?;
-        let checked = stockade_policy::load::load_with(&sources, vec![text]);
-        match checked {
+        let text = layer_text(typed.layer, path)?;
+        code = code.max(match stockade_policy::load::load_with(&sources, vec![text]) {
             Ok(settings) => print_output(&text::format_file(path, &settings))?,
-            Err(error) => {
-                sound = false;
-                crate::print_error(&CliError::from(error));
-            }
-        }
+            Err(error) => report_negative(&error.into())?,
+        });
     }
-    Ok(if sound { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
-}
-
-fn report_negative(failure: CliError) -> CommandResult {
-    crate::print_error(&failure);
-    Ok(exit::NEGATIVE_RESULT)
+    Ok(code)
 }
 
 /// Prints decision matrices.
@@ -63,24 +53,15 @@ pub fn print_decision_tables(typed: &PolicyTableArgs) -> CommandResult {
         Some(name) if names.contains(&name) => vec![name],
         Some(name) => {
             let known = names.join(", ");
-            return Err(CliError::new(format!(
-                "there is no profile `{}`",
-                stockade_model::RawText::from(name).to_escaped()
-            ))
-            .with_hint(format!("the profiles are {known}")));
+            let what = format!("there is no profile `{}`", render::escape_text(name));
+            return Err(CliError::new(what).with_hint(format!("the profiles are {known}")));
         }
     };
     let tables: Vec<String> = profile_names.iter().map(|name| table::format_table(&settings, name)).collect();
-    print_output(&(tables.join("\n") + &describe_rules(&settings)))?;
-    Ok(exit::SUCCESS)
-}
-
-/// Returns the rules, which decide in addition to the matrix.
-fn describe_rules(settings: &PolicySettings) -> String {
-    if settings.rules().next().is_none() {
-        return String::new();
-    }
-    format!("\n{}", render::policy::format_rules(settings))
+    // The rules decide in addition to the matrix.
+    let has_rules = settings.rules().next().is_some();
+    let rules = if has_rules { format!("\n{}", text::format_rules(&settings)) } else { String::new() };
+    print_output(&(tables.join("\n") + &rules))
 }
 
 /// Lists the shipped groups of hosts.
@@ -89,14 +70,12 @@ fn describe_rules(settings: &PolicySettings) -> String {
 /// [`CliError`] if standard output cannot be written.
 pub fn list_host_groups(typed: &PolicyGroupsArgs) -> CommandResult {
     if !typed.json {
-        print_output(&text::format_groups(host_groups(), crate::stdout_style()))?;
-        return Ok(exit::SUCCESS);
+        return print_output(&text::format_groups(host_groups(), crate::stdout_style()));
     }
-    for group in host_groups() {
+    let group_json = |group: &HostGroup| {
         let (name, summary) = (&group.name, &group.summary);
         let (parts, hosts, source) = (&group.groups, &group.hosts, &group.source);
-        let value = json!({ "name": name, "summary": summary, "groups": parts, "hosts": hosts, "source": source });
-        print_output(&render::json::to_json_line(&value)?)?;
-    }
-    Ok(exit::SUCCESS)
+        json!({ "name": name, "summary": summary, "groups": parts, "hosts": hosts, "source": source })
+    };
+    print_each(host_groups(), true, (group_json, |_| String::new()), "")
 }

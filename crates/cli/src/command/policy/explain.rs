@@ -1,7 +1,7 @@
 //! `stockade policy explain`: the decision, the rule that made it, and the result of every other
 //! rule.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 use stockade_engine::adapters::RulePolicyEngine;
@@ -15,8 +15,8 @@ use stockade_policy::{
 use super::build_circumstances;
 use crate::args::CheckArgs;
 use crate::command::{CommandResult, configuration, print_output, print_result, read_variable};
-use crate::exit;
 use crate::failure::CliError;
+use crate::locations::canonical_prefix;
 use crate::policy_args::PolicyExplainArgs;
 use crate::render::{self, policy as text};
 use crate::resolved_args::{self, ResolvedArgs};
@@ -72,8 +72,7 @@ fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
         obligations: Some(&ruling.obligations),
         grant: None,
     };
-    print_output(&shown.to_text(json)?)?;
-    Ok(exit::SUCCESS)
+    print_output(&shown.to_text(json)?)
 }
 
 /// Explanation of one decision.
@@ -159,7 +158,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
         shown += &query.explain_act(call, Act::Tool { name, arguments: &arguments })?;
     } else if let Some(change) = &typed.file {
         let (operation, path) = parse_file_change(change, settings.home(), workspace).map_err(CliError::new)?;
-        shown += &query.explain_act(change, Act::File { path: &resolve_existing_links(&path), operation })?;
+        shown += &query.explain_act(change, Act::File { path: &canonical_prefix(&path), operation })?;
     } else if let Some(host) = &typed.host {
         let (host_name, port) = parse_target(host).map_err(CliError::new)?;
         shown += &query.explain_act(host, Act::Network { host: &host_name, port })?;
@@ -169,7 +168,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
             .map_err(|e| CliError::new(format!("{}: {e}", crate::failure::quote_path(patch))))?;
         let mut worst = PolicyVerdict::Allow;
         for change in changes {
-            let path = resolve_existing_links(&cwd.join(&change.path));
+            let path = canonical_prefix(&cwd.join(&change.path));
             let subject = format!("{} {}", format!("{:?}", change.operation).to_lowercase(), change.path);
             let act = Act::File { path: &path, operation: change.operation };
             worst = worst.max(decide_act(settings, act, &query.stage, &query.around).decision.verdict);
@@ -179,13 +178,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
             shown += &format!("patch     {worst}\n");
         }
     }
-    print_output(&shown)?;
-    Ok(exit::SUCCESS)
-}
-
-/// Resolves links as far as the path exists, because rules name objects (L5).
-fn resolve_existing_links(path: &Path) -> PathBuf {
-    crate::locations::canonical_prefix(path)
+    print_output(&shown)
 }
 
 impl ExplainQuery<'_> {

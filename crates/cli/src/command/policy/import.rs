@@ -13,7 +13,7 @@ use crate::command::{CommandResult, print_output, print_remark};
 use crate::exit;
 use crate::failure::{CliError, quote_path};
 use crate::locations;
-use crate::policy_args::{PolicyImportArgs, ToolArg};
+use crate::policy_args::PolicyImportArgs;
 use crate::render::count_noun;
 
 /// Imports rules.
@@ -21,16 +21,12 @@ use crate::render::count_noun;
 /// # Errors
 /// [`CliError`] if a file cannot be read or has another format: then nothing is written.
 pub fn import_rules(typed: &PolicyImportArgs) -> CommandResult {
-    let tool = match typed.from {
-        ToolArg::Codex => ImportTool::Codex,
-        ToolArg::Claude => ImportTool::Claude,
-        ToolArg::Gemini => ImportTool::Gemini,
-    };
-    let sources: Result<Vec<ImportSource>, CliError> = typed.files.iter().map(|path| source(tool, path)).collect();
-    let imported = carry(tool, &sources?)?;
+    let sources: Result<Vec<ImportSource>, CliError> =
+        typed.files.iter().map(|path| source(typed.from, path)).collect();
+    let imported = carry(typed.from, &sources?)?;
     let text = imported.to_toml();
     match &typed.output {
-        None => print_output(&text)?,
+        None => print_output(&text).map(drop)?,
         Some(path) => write_new(path, &text)?,
     }
     print_remark(&summarize_import(&imported));

@@ -13,13 +13,14 @@ pub mod write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use stockade_engine::adapters::user_name;
 use stockade_policy::load::{self, ConfigSources};
 use stockade_policy::{ConfigLayer, LayerText, PolicySettings, RequestContext};
 
 use super::{CommandResult, now_ms, read_variable};
 use crate::failure::{CliError, quote_path};
 use crate::locations;
-use crate::policy_args::{LayerArg, PolicyCommand};
+use crate::policy_args::PolicyCommand;
 
 /// Largest file that is read, in bytes: larger than any configuration.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -40,16 +41,6 @@ pub fn dispatch_policy(typed: PolicyCommand) -> CommandResult {
         PolicyCommand::Import(typed) => import::import_rules(&typed),
         PolicyCommand::Suggest(typed) => learn::suggest_profile(&typed),
         PolicyCommand::Amend(typed) => write::amend_policy(typed),
-    }
-}
-
-fn layer_from_arg(layer: LayerArg) -> ConfigLayer {
-    match layer {
-        LayerArg::Managed => ConfigLayer::Managed,
-        LayerArg::System => ConfigLayer::System,
-        LayerArg::User => ConfigLayer::User,
-        LayerArg::Project => ConfigLayer::Project,
-        LayerArg::Session => ConfigLayer::Session,
     }
 }
 
@@ -97,16 +88,4 @@ fn read_text_file(path: &Path) -> Result<String, CliError> {
 /// Returns the circumstances of a request that a user makes now.
 fn build_circumstances(tool: Option<&str>) -> RequestContext {
     RequestContext { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()), keeps_changes: None }
-}
-
-/// Returns the user's name from `/etc/passwd` (passwd(5)), not from the environment, which any
-/// program can set.
-fn user_name() -> Option<String> {
-    let uid = rustix::process::getuid().as_raw().to_string();
-    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
-    passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, id) = (fields.next()?, fields.nth(1)?);
-        (id == uid).then(|| name.to_owned())
-    })
 }

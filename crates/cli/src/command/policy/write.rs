@@ -27,7 +27,8 @@ use crate::{exit, locations};
 /// # Errors
 /// [`CliError`] if a file is not a configuration or cannot be written.
 pub fn format_files(typed: &PolicyFmtArgs) -> CommandResult {
-    let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
+    let own_file = locations::locate_sources(None, &read_variable)?.user_file;
+    let files = if typed.files.is_empty() { vec![own_file] } else { typed.files.clone() };
     if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
         print_remark("there is no configuration file: the built-in policy applies\n");
         return Ok(exit::SUCCESS);
@@ -68,20 +69,13 @@ pub fn rule_hint(
         _ => return None,
     };
     if let Some(hosts) = extract_host_targets(&always_approval.grants) {
-        let hosts: String = hosts.iter().map(|target| format!(" --host {target}")).collect();
-        return Some(("every command", format!("{}{hosts}", amend_line(effect))));
+        return Some(("every command", format!("{}{}", amend_line(effect), host_options(&hosts))));
     }
     if let Some(secret_grant) = extract_secret_uses(&always_approval.grants) {
         // A denial of a secret is not a denial of its host.
-        let targets =
-            secret_grant.iter().map(|secret_grant| secret_grant.targets().target()).collect::<Option<Vec<_>>>();
-        let hosts: String =
-            targets.filter(|_| effect == PolicyVerdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
-        let grants: String = always_approval
-            .grants
-            .iter()
-            .map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string())))
-            .collect();
+        let targets = secret_grant.iter().map(|secret| secret.targets().target()).collect::<Option<Vec<_>>>();
+        let hosts = host_options(&targets.filter(|_| effect == PolicyVerdict::Allow)?);
+        let grants = grant_options(&always_approval.grants);
         return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
     }
     let last = outcome.attempts.last();
@@ -92,10 +86,7 @@ pub fn rule_hint(
         .or_else(|_| resolve_profile(settings, "read-only", workspace, &[]));
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
     rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
-    let mut line = amend_line(effect).to_owned();
-    for grant in grants {
-        line += &format!(" --grant {}", shell_quoted(&grant.to_string()));
-    }
+    let mut line = amend_line(effect).to_owned() + &grant_options(grants);
     match command {
         RequestCommand::Script(script) => line += &format!(" -c {}", shell_quoted(script.to_str()?)),
         RequestCommand::Argv(words) => {
@@ -109,6 +100,14 @@ pub fn rule_hint(
         }
     }
     Some(("this command wherever its program comes from", line))
+}
+
+fn host_options(hosts: &[NetworkTarget]) -> String {
+    hosts.iter().map(|target| format!(" --host {target}")).collect()
+}
+
+fn grant_options(grants: &[Grant]) -> String {
+    grants.iter().map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string()))).collect()
 }
 
 fn amend_line(effect: PolicyVerdict) -> &'static str {
@@ -129,10 +128,6 @@ pub fn extract_host_targets(grants: &[Grant]) -> Option<Vec<NetworkTarget>> {
 pub fn extract_secret_uses(grants: &[Grant]) -> Option<Vec<SecretUse>> {
     let secret = |grant: &Grant| grant.secret().cloned();
     grants.iter().map(secret).collect::<Option<Vec<_>>>().filter(|secrets| !secrets.is_empty())
-}
-
-fn own_file() -> Result<PathBuf, CliError> {
-    Ok(locations::locate_sources(None, &read_variable)?.user_file)
 }
 
 /// Shows the smallest rule for a command or for hosts, and writes it on request.

@@ -14,7 +14,7 @@ use super::super::run::{RunSetup, run_to_end};
 use super::super::target_sandbox::{PersistentRunContext, RunSandbox};
 use super::super::{CommandResult, configuration, now_ms, print_remark};
 use super::{build_isolation_spec, find_sandbox, ignore_events, load_notify_settings, open_lifecycle, own_grants};
-use crate::args::{CommandArgs, LevelArg, RunArgs, RunOptions};
+use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::interrupts::{self, BlockedSignals};
 use crate::locations;
@@ -43,17 +43,14 @@ pub fn run_in_sandbox(
     let terminal = CommandTerminal::from_tty_option(manner.tty)?;
     let opened = open_sandbox(lifecycle, id)?;
     let level = opened.used.record().spec.level;
-    let run_sandbox =
-        RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
-    let (text, started_ms) = (text_of(&subject), now_ms());
-    let (outcome, code) = run_to_end(run_args(manner, subject, level), resolved_args::request_id()?, |_| {
-        Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None })
-    });
     let record = opened.used.record().clone();
+    let run_sandbox = RunSandbox::Lasting(Box::new(build_persistent_context(&record, &opened, Vec::new(), None)));
+    let (text, started_ms) = (text_of(&subject), now_ms());
+    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None });
+    let (outcome, code) = run_to_end(run_args(manner, subject, level), resolved_args::request_id()?, setup);
     lifecycle.leave_sandbox(opened)?;
     notify::tell_breaches(load_notify_settings, &record, &outcome);
-    let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms));
-    noted?;
+    lifecycle.store().note_command(id, record_of(&outcome, text, started_ms))?;
     Ok(code)
 }
 
@@ -88,14 +85,9 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals
     let record = find_sandbox(lifecycle, id)?;
     let WorkspaceSource::Clone { url, revision } = &record.spec.workspace else { return Ok(()) };
     let steps = clone_steps(url, revision.as_ref());
-    let agreed = CallerApproval { by: "the person who named the repository".to_owned(), warnings: Vec::new() };
     let opened = open_sandbox(lifecycle, id)?;
-    let mut signals = Some(signals);
-    let cloned = steps.commands.into_iter().try_for_each(|words| {
-        let run_sandbox = build_persistent_context(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
-        let signals = signals.take().map_or_else(interrupts::take_signals, Ok)?;
-        one_step(words, run_sandbox, record.spec.level, signals)
-    });
+    let by = "the person who named the repository";
+    let cloned = run_steps(&opened, steps.commands, &steps.grants, by, Some(signals));
     lifecycle.leave_sandbox(opened)?;
     if cloned.is_err() {
         lifecycle.destroy_sandbox(id, DestroyReason::Asked)?;
@@ -110,15 +102,27 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals
 /// # Errors
 /// [`CliError`] if a command failed.
 pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), CliError> {
-    let record = find_sandbox(lifecycle, id)?;
-    let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
     let opened = open_sandbox(lifecycle, id)?;
-    let done = commands.into_iter().try_for_each(|words| {
-        let run_sandbox = build_persistent_context(&record, &opened, Vec::new(), Some(agreed.clone()));
-        one_step(words, run_sandbox, record.spec.level, interrupts::take_signals()?)
-    });
+    let done = run_steps(&opened, commands, &[], "the person who wanted it told", None);
     lifecycle.leave_sandbox(opened)?;
     done
+}
+
+/// Runs commands with the approval of `by` until one fails. The first one may have its signals already.
+fn run_steps(
+    opened: &OpenSandbox,
+    commands: Vec<Vec<RawText>>,
+    grants: &[Grant],
+    by: &str,
+    mut signals: Option<BlockedSignals>,
+) -> Result<(), CliError> {
+    let record = opened.used.record();
+    let agreed = CallerApproval { by: by.to_owned(), warnings: Vec::new() };
+    commands.into_iter().try_for_each(|words| {
+        let run_sandbox = build_persistent_context(record, opened, grants.to_vec(), Some(agreed.clone()));
+        let signals = signals.take().map_or_else(interrupts::take_signals, Ok)?;
+        one_step(words, run_sandbox, record.spec.level, signals)
+    })
 }
 
 fn one_step(
@@ -128,15 +132,10 @@ fn one_step(
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let setup = RunSetup {
-        signals,
-        terminal: CommandTerminal::Own,
-        run_sandbox: RunSandbox::Lasting(Box::new(run_sandbox)),
-        supervisor: None,
-    };
-    match run_to_end(run_args(SandboxExecOptions::default(), subject, level), resolved_args::request_id()?, |_| {
-        Ok(setup)
-    }) {
+    let (terminal, run_sandbox) = (CommandTerminal::Own, RunSandbox::Lasting(Box::new(run_sandbox)));
+    let args = run_args(SandboxExecOptions::default(), subject, level);
+    let setup = |_: &RunArgs| Ok(RunSetup { signals, terminal, run_sandbox, supervisor: None });
+    match run_to_end(args, resolved_args::request_id()?, setup) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {
             FinalStatus::Exited => format!("git ended with {code}"),
@@ -192,7 +191,7 @@ fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLe
             requests: manner.requests,
             mode: manner.mode,
             // A command cannot get a higher level than its sandbox.
-            level: (level == IsolationLevel::Restricted).then_some(LevelArg::Restricted),
+            level: (level == IsolationLevel::Restricted).then_some(level),
             timeout: manner.timeout,
             ..RunOptions::default()
         },

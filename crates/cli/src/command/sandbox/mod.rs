@@ -20,8 +20,8 @@ use std::time::Duration;
 use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender, SandboxProvider, SystemClock};
 use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, SandboxRequest, repository_grants};
 use stockade_model::{
-    BackendChoice, BackgroundPolicy, Grant, HostDirectory, IsolationLevel, RawText, SandboxId, SandboxLabels,
-    SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, WorkspaceSource,
+    BackendChoice, BackgroundPolicy, Grant, HostDirectory, RawText, SandboxId, SandboxLabels, SandboxLifetime,
+    SandboxRecord, SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
 use stockade_policy::{NotifyOn, NotifySettings, PolicySettings, resolve_profile};
@@ -143,8 +143,7 @@ fn create_from_args(typed: &SandboxCreateArgs) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let id = create_sandbox(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     exec::clone_into(&lifecycle, &id, signals)?;
-    print_output(&format!("{id}\n"))?;
-    Ok(exit::SUCCESS)
+    print_output(&format!("{id}\n"))
 }
 
 /// Creates a sandbox, which continues without this process.
@@ -162,15 +161,11 @@ fn create_sandbox(
     }
     print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
-    let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let store_result = setting
-        .settings
-        .notify
-        .value
-        .as_ref()
-        .map_or(Ok(()), |notify_settings| notify::store_settings(notify_settings, opened.used.path()));
-    let filled = filled
-        .and(store_result.map_err(|error| CliError::new(format!("cannot store the notification settings: {error}"))));
+    let store_settings = |settings: &NotifySettings| notify::store_settings(settings, opened.used.path());
+    let stored = setting.settings.notify.value.as_ref().map_or(Ok(()), store_settings);
+    let filled = snapshot
+        .map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden))
+        .and(stored.map_err(|error| CliError::new(format!("cannot store the notification settings: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
         lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;
@@ -242,7 +237,7 @@ fn build_sandbox_spec(kind: &SandboxOptions, settings: &PolicySettings) -> Resul
         runtime: kind.runtime.clone(),
         image: kind.image.clone(),
         root: kind.root.as_deref().map(|root| host_directory(root, "the root tree")).transpose()?,
-        level: kind.level.map(IsolationLevel::from).unwrap_or_default(),
+        level: kind.level.unwrap_or_default(),
         background: choose_background_mode(kind),
         ..SandboxSpec::of_profile(profile)
     })

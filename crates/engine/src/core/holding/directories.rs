@@ -87,7 +87,7 @@ impl RequestCore {
                 TrackedCallPhase::Asked(digest) => {
                     let offer = questions
                         .iter()
-                        .find(|held_question| held_question.directory && held_question.question.digest == *digest);
+                        .find(|held_question| held_question.offer().1 && held_question.question.digest == *digest);
                     (offer.is_some(), offer.is_some_and(|held_question| held_question.question.scopes.len() == 1))
                 }
                 TrackedCallPhase::Recalling(_) => (false, true),
