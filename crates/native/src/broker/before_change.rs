@@ -9,13 +9,12 @@ use std::os::fd::AsFd;
 
 use rustix::fs::RenameFlags;
 use stockade_model::DeniedOperation;
-use stockade_permissions::powers::PermissionRefusal;
 use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
 use super::brokered_call::{BrokeredCall, ObjectChange};
 use super::opens::OpenRequest;
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::{BrokerService, CallResult, refuse_always};
 use super::walk::{ResolvedName, ResolvedObject};
 
 /// Recorder of a run's changes.
@@ -36,45 +35,48 @@ impl WorkspaceRecorder {
 
 impl BrokerService {
     /// Keeps the content that a call would change.
-    pub(super) fn keep_for_undo(&self, broker_call: &BrokeredCall) -> Result<(), CallFailure> {
+    pub(super) fn keep_for_undo(&self, broker_call: &BrokeredCall) -> CallResult<()> {
         let Some(undo) = &self.undo else { return Ok(()) };
         // A private tree does not belong to the workspace.
         let is_kept = |path: &[u8]| undo.covers_path(path) && !self.powers.in_private_tree(path);
-        if changed_path(broker_call).is_some_and(|path| is_kept(&path)) {
+        if changed_path(broker_call).is_some_and(is_kept) {
             self.note_guarded(undo)?;
         }
         let mut recorder = undo.recorder.borrow_mut();
-        let named = |place: &ResolvedName| Some(place.path()).filter(|path| !place.special && is_kept(path));
+        let is_named = |place: &ResolvedName| !place.special && is_kept(&place.path);
         match broker_call {
-            BrokeredCall::Open { place, open_request } => named(place).map_or(Ok(()), |path| {
-                self.require_recorded(open_request.operation(), &path, record_open(&mut recorder, &path, *open_request))
-            }),
+            BrokeredCall::Open { place, open_request } if is_named(place) => {
+                let done = record_open(&mut recorder, &place.path, *open_request);
+                self.require_recorded(open_request.operation(), &place.path, done)
+            }
             BrokeredCall::Reopen { object, open_request } if !open_request.only_reads() => {
                 self.keep_object(&mut recorder, object)
             }
             BrokeredCall::MakeDirectory { place, .. }
             | BrokeredCall::MakeNode { place, .. }
             | BrokeredCall::MakeLink { place, .. }
-            | BrokeredCall::Bind { place, .. } => named(place).map_or(Ok(()), |path| {
-                self.require_recorded(DeniedOperation::Create, &path, recorder.before_create(&path))
-            }),
-            BrokeredCall::MakeName { source, new } => match named(new) {
-                Some(path) => {
-                    self.require_recorded(DeniedOperation::Link, &path, recorder.before_link(&source.path, &path))
+            | BrokeredCall::Bind { place, .. }
+                if is_named(place) =>
+            {
+                self.require_recorded(DeniedOperation::Create, &place.path, recorder.before_create(&place.path))
+            }
+            BrokeredCall::MakeName { source, new } if is_named(new) => {
+                let done = recorder.before_link(&source.path, &new.path);
+                self.require_recorded(DeniedOperation::Link, &new.path, done)
+            }
+            // The file could be written by its name elsewhere.
+            BrokeredCall::MakeName { source, .. } if is_kept(&source.path) && !source.is_placeless() => {
+                Err(Errno::XDEV.into())
+            }
+            BrokeredCall::Remove { place, .. } if is_named(place) => {
+                self.require_recorded(DeniedOperation::Remove, &place.path, recorder.before_remove(&place.path))
+            }
+            BrokeredCall::Rename { old, new, flags } => match (is_named(old), is_named(new)) {
+                (true, true) => {
+                    let done = recorder.before_rename(&old.path, &new.path, flags.contains(RenameFlags::EXCHANGE));
+                    self.require_recorded(DeniedOperation::Rename, &old.path, done)
                 }
-                // The file could be written by its name elsewhere.
-                None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
-                None => Ok(()),
-            },
-            BrokeredCall::Remove { place, .. } => named(place).map_or(Ok(()), |path| {
-                self.require_recorded(DeniedOperation::Remove, &path, recorder.before_remove(&path))
-            }),
-            BrokeredCall::Rename { old, new, flags } => match (named(old), named(new)) {
-                (Some(from), Some(to)) => {
-                    let exchanges = flags.contains(RenameFlags::EXCHANGE);
-                    self.require_recorded(DeniedOperation::Rename, &from, recorder.before_rename(&from, &to, exchanges))
-                }
-                (None, None) => Ok(()),
+                (false, false) => Ok(()),
                 // Programs copy and remove instead, which is recorded.
                 _ if old.special || new.special => Ok(()),
                 _ => Err(Errno::XDEV.into()),
@@ -83,16 +85,12 @@ impl BrokerService {
             BrokeredCall::Change { object, .. } if is_kept(&object.path) && !object.is_placeless() => {
                 self.require_recorded(DeniedOperation::Metadata, &object.path, recorder.before_metadata(&object.path))
             }
-            BrokeredCall::Reopen { .. }
-            | BrokeredCall::OpenUnnamed { .. }
-            | BrokeredCall::Change { .. }
-            | BrokeredCall::Connect(_)
-            | BrokeredCall::Run(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Keeps the content that an open of `path` would change.
-    pub(super) fn keep_opened_for_undo(&self, path: &[u8], open_request: OpenRequest) -> Result<(), CallFailure> {
+    pub(super) fn keep_opened_for_undo(&self, path: &[u8], open_request: OpenRequest) -> CallResult<()> {
         match &self.undo {
             Some(undo) if undo.covers_path(path) && !self.powers.in_private_tree(path) => {
                 if may_change_file(open_request) {
@@ -110,7 +108,7 @@ impl BrokerService {
 
     /// Records the guarded places before the first change, so that restoring does not make a name
     /// guarded that was not before.
-    fn note_guarded(&self, undo: &WorkspaceRecorder) -> Result<(), CallFailure> {
+    fn note_guarded(&self, undo: &WorkspaceRecorder) -> CallResult<()> {
         if undo.recorder.borrow().has_surveyed() {
             return Ok(());
         }
@@ -122,7 +120,7 @@ impl BrokerService {
 
     /// Keeps an object's content, even if the object has no name: it may be a file that the
     /// recorder keeps.
-    fn keep_object(&self, recorder: &mut UndoRecorder, object: &ResolvedObject) -> Result<(), CallFailure> {
+    fn keep_object(&self, recorder: &mut UndoRecorder, object: &ResolvedObject) -> CallResult<()> {
         if object.is_placeless() || self.powers.in_private_tree(&object.path) {
             return Ok(());
         }
@@ -136,10 +134,10 @@ impl BrokerService {
         operation: DeniedOperation,
         path: &[u8],
         done: Result<(), UndoRecordError>,
-    ) -> Result<(), CallFailure> {
+    ) -> CallResult<()> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit_operation(operation, path)?;
-        Err(refuse_operation(operation, path, PermissionRefusal::without_grant(unkept.to_string())))
+        Err(refuse_always(operation, path, unkept.to_string()))
     }
 }
 
@@ -148,19 +146,17 @@ fn may_change_file(open_request: OpenRequest) -> bool {
 }
 
 /// Returns the path that a call changes, if it changes one.
-fn changed_path(broker_call: &BrokeredCall) -> Option<Vec<u8>> {
+fn changed_path(broker_call: &BrokeredCall) -> Option<&[u8]> {
     match broker_call {
-        BrokeredCall::Open { place, open_request } => may_change_file(*open_request).then(|| place.path()),
-        BrokeredCall::Reopen { object, open_request } => may_change_file(*open_request).then(|| object.path.clone()),
-        BrokeredCall::MakeDirectory { place, .. }
-        | BrokeredCall::MakeNode { place, .. }
-        | BrokeredCall::MakeLink { place, .. }
-        | BrokeredCall::Bind { place, .. }
-        | BrokeredCall::MakeName { new: place, .. }
-        | BrokeredCall::Rename { new: place, .. }
-        | BrokeredCall::Remove { place, .. } => Some(place.path()),
-        BrokeredCall::Change { object, .. } => Some(object.path.clone()),
-        BrokeredCall::OpenUnnamed { .. } | BrokeredCall::Connect(_) | BrokeredCall::Run(_) => None,
+        BrokeredCall::Open { open_request, .. } | BrokeredCall::Reopen { open_request, .. }
+            if !may_change_file(*open_request) =>
+        {
+            None
+        }
+        BrokeredCall::Reopen { object, .. } | BrokeredCall::Change { object, .. } => Some(&object.path),
+        BrokeredCall::Run(_) => None,
+        // The new name of a rename is its last one.
+        other => other.resolved_names().last().map(|name| &name.path[..]),
     }
 }
 

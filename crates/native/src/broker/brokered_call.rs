@@ -12,7 +12,7 @@ use stockade_egress::PendingDial;
 use super::opens::OpenRequest;
 use super::pool::BlockingJob;
 use super::programs::ProgramStart;
-use super::service::{BrokerService, CallFailure, CallReply};
+use super::service::{BrokerService, CallReply, CallResult};
 use super::sockets::PreparedConnect;
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -107,10 +107,10 @@ pub(super) struct BlockingWork {
 }
 
 impl CallProgress {
-    /// Returns the step of a call that returns 0.
-    pub fn return_zero() -> Self {
-        Self::Done(CallReply::Value(0))
-    }
+    /// The call returns 0.
+    pub const ZERO: Self = Self::Done(CallReply::Value(0));
+    /// The kernel carries the call out.
+    pub const CONTINUE: Self = Self::Done(CallReply::Continue);
 }
 
 impl BrokeredCall {
@@ -162,7 +162,7 @@ impl BrokeredCall {
 impl BrokerService {
     /// Decides on a deed with the current powers and carries it out. `id` is the notification that
     /// another thread would answer.
-    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> Result<CallProgress, CallFailure> {
+    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> CallResult {
         self.prepare_stage(broker_call)?;
         self.keep_for_undo(broker_call)?;
         match broker_call {

@@ -188,6 +188,12 @@ impl CallingThread {
         self.request.args[index] as u32
     }
 
+    /// Returns the start directory and the index of the call's first path. With `at`, a descriptor
+    /// of the start directory precedes the path.
+    pub fn first_path_argument(&self, at: bool) -> (i32, usize) {
+        if at { (self.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) }
+    }
+
     /// Holds the working directory.
     pub fn open_cwd(&self) -> Result<OwnedFd, Errno> {
         self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), c"cwd"))

@@ -22,7 +22,7 @@ use super::denials::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
 use super::reserved_ports::ReservedPort;
 use super::servers::{ListenerOwner, is_served, is_served_around};
-use super::service::{BrokerService, CallFailure};
+use super::service::{BrokerService, CallFailure, CallResult};
 use super::sockets::PreparedConnect;
 use crate::egress::RunEgress;
 
@@ -51,7 +51,7 @@ impl BrokerService {
         id: u64,
         connection: &PreparedConnect,
         (dialled, caller): (SocketAddr, &CallerProcess),
-    ) -> Result<CallProgress, CallFailure> {
+    ) -> CallResult {
         let Some(run_egress) = &self.run_egress else {
             if self.has_own_network() {
                 return self.connect_natively(id, connection);
@@ -63,14 +63,7 @@ impl BrokerService {
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
-            Ok::<_, Errno>(PendingConnect {
-                id,
-                socket,
-                address: connection.address().to_vec(),
-                dialled,
-                notifier,
-                pool,
-            })
+            Ok::<_, Errno>(PendingConnect { id, socket, address: connection.address.clone(), dialled, notifier, pool })
         };
         let dialling = match road {
             ConnectRoute::Inside => return self.connect_natively(id, connection),
@@ -138,7 +131,7 @@ impl BrokerService {
         &self,
         run_egress: &RunEgress,
         (dialled, caller): (SocketAddr, &CallerProcess),
-    ) -> Result<ConnectRoute, CallFailure> {
+    ) -> CallResult<ConnectRoute> {
         let answers_all = self.level == IsolationLevel::Full;
         let names = || {
             run_egress.start_proxy()?;

@@ -12,13 +12,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
-use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
+use stockade_permissions::powers::AttemptPermissions;
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::CallProgress;
 use super::caller::CallingThread;
 use super::opens::{OpenRequest, finish_open, is_open_device};
-use super::service::{BrokerService, CallFailure};
+use super::service::{BrokerService, CallResult};
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
 use stockade_permissions::guards::view::open_in_root;
@@ -108,7 +107,7 @@ impl BrokerService {
         start: i32,
         path: &CStr,
         open_request: OpenRequest,
-    ) -> Option<Result<CallProgress, CallFailure>> {
+    ) -> Option<CallResult> {
         if !open_request.is_plain() {
             return None;
         }
@@ -117,11 +116,9 @@ impl BrokerService {
         let roots = &first.roots;
         if !roots.is_above(&text)
             || is_open_device(&text)
-            || matches!(self.decide_operation(open_request.operation(), &text), PermissionVerdict::Refuse(_))
+            || self.refuses(open_request.operation(), &text)
+            || self.surveys.borrow().has_linked()
         {
-            return None;
-        }
-        if self.surveys.borrow().has_linked() {
             return None;
         }
         // An open without side effects may be done for a caller that is gone: no process receives
@@ -137,13 +134,10 @@ impl BrokerService {
             .open_beneath_root(first.root.as_fd(), &text, open_request.of_broker(), open_request.mode_of_new())
             .ok()?;
         let confirmed = if open_request.is_creating() { self.confirm_opened(&fd, &text) } else { Ok(()) };
-        if confirmed.is_ok() {
+        Some(confirmed.and_then(|()| {
             self.note_written(&text);
-        }
-        Some(match confirmed {
-            Ok(()) => finish_open(fd, open_request).map(CallProgress::Done).map_err(CallFailure::from),
-            Err(failure) => Err(failure),
-        })
+            finish_open(fd, open_request)
+        }))
     }
 }
 

@@ -69,7 +69,7 @@ impl BrokerService {
         if let Some(denied) = too_long(caller) {
             self.record_denial(caller, denied);
         }
-        CallProgress::Done(CallReply::Continue)
+        CallProgress::CONTINUE
     }
 }
 

@@ -15,7 +15,7 @@ use stockade_permissions::guards::view::{LinkChain, ObjectPresence, join_relativ
 use stockade_permissions::guards::{RootView, open_host_root};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
-use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
+use super::service::{BrokerService, CallResult, refuse_operation, refuse_until_granted};
 
 /// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {
@@ -28,12 +28,7 @@ const REPOSITORY_SUFFIXES: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
 impl BrokerService {
     /// Checks whether a link with this text may have the name `path`.
-    pub(super) fn permit_link_target(
-        &self,
-        path: &[u8],
-        text: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    pub(super) fn permit_link_target(&self, path: &[u8], text: &[u8], operation: DeniedOperation) -> CallResult<()> {
         let Some(own) = self.root_view() else { return Ok(()) };
         if !self.checks_links_at(path) {
             return Ok(());
@@ -88,7 +83,7 @@ impl BrokerService {
     }
 
     /// Checks whether the directory at `now` may have the name `path`, with the links in it.
-    pub(super) fn permit_links_within(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
+    pub(super) fn permit_links_within(&self, now: &[u8], path: &[u8]) -> CallResult<()> {
         let Some(view) = self.root_view() else { return Ok(()) };
         if !self.checks_links_at(path) {
             return Ok(());
@@ -152,7 +147,7 @@ impl BrokerService {
         path: &[u8],
         addresses: bool,
         operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    ) -> CallResult<()> {
         let passes = |place: &[u8]| {
             view.resolve_path(place).is_none_or(|chain| {
                 chain.links.iter().any(|link| is_at_or_beneath(path, link))

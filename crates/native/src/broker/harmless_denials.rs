@@ -19,7 +19,7 @@ use stockade_sys::Errno;
 
 use super::brokered_call::{BrokeredCall, CallProgress};
 use super::opens::{OpenRequest, finish_open};
-use super::service::BrokerService;
+use super::service::{BrokerService, CallResult};
 use super::walk::ResolvedName;
 
 /// Most names that are taken to be gone.
@@ -79,7 +79,7 @@ impl BrokerService {
     pub(super) fn describe_omission(&self, broker_call: Option<&BrokeredCall>) -> &'static str {
         match broker_call {
             Some(BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. })
-                if !self.powers.is_in_dependencies(&place.path()) =>
+                if !self.powers.is_in_dependencies(&place.path) =>
             {
                 "; left out, as `git status` shows"
             }
@@ -90,28 +90,28 @@ impl BrokerService {
     /// Keeps a file, and notes that its removal was reported.
     fn pretend_removal(&self, place: &ResolvedName) -> Result<CallProgress, Errno> {
         match FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode) {
-            FileType::RegularFile => self.reported_removals.note_removal(place).map(|()| CallProgress::return_zero()),
+            FileType::RegularFile => self.reported_removals.note_removal(place).map(|()| CallProgress::ZERO),
             _ => Err(Errno::ACCESS),
         }
     }
 
     fn goes_on_without(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
-        !place.special && self.powers.is_in_dependencies(&place.path()) || self.is_of_git(place, program)
+        !place.special && self.powers.is_in_dependencies(&place.path) || self.is_of_git(place, program)
     }
 
     /// Returns whether git makes the call, in a work tree.
     fn is_of_git(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
         let is_git = || program().is_some_and(|program| last_component(&program) == b"git");
-        !place.special && self.powers.is_of_work_tree(&place.path()) && is_git()
+        !place.special && self.powers.is_of_work_tree(&place.path) && is_git()
     }
 
     /// Opens a file without a name in place of a new file.
-    fn write_nowhere(&self, place: &ResolvedName, open_request: OpenRequest) -> Result<CallProgress, Errno> {
+    fn write_nowhere(&self, place: &ResolvedName, open_request: OpenRequest) -> CallResult {
         if !open_request.is_creating()
             || open_request.only_reads()
             || place.open_nofollow().is_ok() && !self.reported_removals.has_removal(place)
         {
-            return Err(Errno::ACCESS);
+            return Err(Errno::ACCESS.into());
         }
         // At level full the guarded directory is mounted read-only, so the file is created in the
         // workspace directory.
@@ -120,20 +120,19 @@ impl BrokerService {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_bits_retain(open_request.mode_of_new().bits() & 0o777);
         let file = openat2(&first.root, workspace, flags, mode, ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)?;
-        Ok(CallProgress::Done(finish_open(file, open_request)?))
+        finish_open(file, open_request)
     }
 
     /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
     /// files that are left out would be in it.
     pub(super) fn make_empty(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
         let BrokeredCall::MakeDirectory { place, mode } = broker_call else { return None };
-        let path = place.path();
-        if !self.powers.is_directory_of_settings(&path)
-            || self.refusal_of_place(DeniedOperation::Mkdir, &path).is_some()
+        if !self.powers.is_directory_of_settings(&place.path)
+            || self.refusal_of_place(DeniedOperation::Mkdir, &place.path).is_some()
             || !self.goes_on_without(place, program)
         {
             return None;
         }
-        mkdirat(self.through_directory(place, &path), &place.name, *mode).ok().map(|()| CallProgress::return_zero())
+        mkdirat(self.through_name(place).directory, &place.name, *mode).ok().map(|()| CallProgress::ZERO)
     }
 }

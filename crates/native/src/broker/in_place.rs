@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, unlinkat};
-use stockade_model::{DeniedOperation, Grant};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat};
+use stockade_model::DeniedOperation;
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
 use stockade_permissions::guards::settings_allow_list::{ContentVerdict, work_tree_of_module};
@@ -26,7 +26,9 @@ use super::brokered_call::CallProgress;
 use super::denials::CallerProcess;
 use super::guarded_content::{carries_code, max_bytes, read_content};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
+use super::service::{
+    BrokerService, CallFailure, CallResult, native_access, refuse_if, refuse_operation, refuse_until_granted,
+};
 use super::walk::{ResolvedDirectory, ResolvedName};
 use stockade_permissions::guards::view::open_in_root;
 
@@ -139,9 +141,9 @@ impl BrokerService {
     pub(super) fn open_in_place(
         &self,
         place: &ResolvedName,
-        path: &[u8],
         open_request: OpenRequest,
-    ) -> Result<Option<CallProgress>, CallFailure> {
+    ) -> CallResult<Option<CallProgress>> {
+        let path = &place.path;
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hidden_refusal(path).is_some();
         if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
@@ -153,24 +155,24 @@ impl BrokerService {
         if self.refusal_of_place(DeniedOperation::Create, path).is_some() {
             return Ok(None);
         }
-        let directory = self.through_directory(place, path);
+        let name = self.through_name(place);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
+        let written = File::from(openat(&name.directory, c".", flags, Mode::from_raw_mode(0o600))?);
         // Written at offset 0 by position, so that the program's file offset stays 0.
         written.write_all_at(&text, 0).map_err(|_| Errno::IO)?;
         let text = resolve::reopen(written.as_fd(), OFlags::RDONLY)?;
         if is_new {
             // The program must find the file that it has made at once.
-            self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
+            self.put_text(&name, b"", (mode, RenameFlags::NOREPLACE))?;
         }
         let held = ResolvedDirectory {
             fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
             path: place.directory.path.clone(),
         };
-        let place =
-            ResolvedName { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
+        let (name, path) = (place.name.clone(), place.path.clone());
+        let place = ResolvedName { directory: held, name, path, slash: false, special: false, on_proc: false };
         self.in_place.push(InPlaceFile { kind, text: File::from(text), place, mode, is_new });
-        Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), open_request)?)))
+        finish_open(OwnedFd::from(written), open_request).map(Some)
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<InPlaceKind> {
@@ -214,8 +216,8 @@ impl BrokerService {
     }
 
     /// Puts judged content in its place, without the parts that carry code.
-    fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> Result<(), CallFailure> {
-        let (place, path) = (&file.place, file.place.path());
+    fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> CallResult<()> {
+        let (place, path) = (&file.place, &file.place.path);
         let max_bytes = max_bytes(content_kind);
         let text = file.read_content(max_bytes)?;
         let now = match place.open_nofollow() {
@@ -233,33 +235,32 @@ impl BrokerService {
         };
         let (is_missing, is_left_out) = (|| place.open_nofollow().is_err(), harmless.is_none());
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
-            let directory = self.through_directory(place, &path);
             let put = (file.mode, RenameFlags::empty());
-            self.put_guarded((place, directory.as_fd(), &path), (content_kind, &now, &text), put)?;
+            self.put_guarded(&self.through_name(place), (content_kind, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
         // The file that the broker put there for it is empty.
         if is_left_out && file.is_new && now.is_empty() && matches!(content_kind, GuardedContent::Project(_)) {
-            let _ = unlinkat(self.through_directory(place, &path), &place.name, AtFlags::empty());
+            let _ = self.through_name(place).unlink(AtFlags::empty());
         }
-        Err(refuse_operation(DeniedOperation::Create, &path, carries_code(&path, &what)))
+        Err(refuse_operation(DeniedOperation::Create, path, carries_code(path, &what)))
     }
 
     /// Puts a `.git` file, `commondir` or a number in its place, if it has one of the few contents
     /// that git itself writes there.
-    fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> Result<(), CallFailure> {
-        let path = file.place.path();
+    fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> CallResult<()> {
+        let path = &file.place.path;
         let text = file.read_content(MAX_POINTER_BYTES)?;
         let is_known = match kind {
             InPlaceKind::CommonDirectory => {
                 // `.git/worktrees/NAME`
-                let (tree_directory, repository) = (parent_path(&path), parent_path(parent_path(parent_path(&path))));
+                let (tree_directory, repository) = (parent_path(path), parent_path(parent_path(parent_path(path))));
                 text.strip_suffix(b"\n").unwrap_or(&text) == b"../.."
                     && !self.names_in_any_work_tree(tree_directory)
                     && !self.has_relative_addresses(repository)
             }
             InPlaceKind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
-            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
+            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.place, &text)?,
             InPlaceKind::Judged(_) => false,
         };
         if !is_known {
@@ -268,27 +269,26 @@ impl BrokerService {
                 InPlaceKind::Number => "a step of a rebase that is not a number",
                 _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal = PermissionRefusal::until_write(&path, format!("{what}: {shown}"));
-            return Err(refuse_operation(DeniedOperation::Create, &path, refusal));
+            return Err(refuse_until_granted(DeniedOperation::Create, path, format!("{what}: {shown}")));
         }
-        let directory = self.through_directory(&file.place, &path);
-        self.put_text((&file.place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
+        let name = self.through_name(&file.place);
+        self.put_text(&name, &text, (file.mode, RenameFlags::empty()))?;
         if kind != InPlaceKind::WorkTree {
             return Ok(());
         }
         // Checked as for a directory of this name, and again after the act, because another run may
         // have acted meanwhile.
         let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
-        let recheck = self.permit_work_tree(&path, DeniedOperation::Create);
+        let recheck = self.permit_work_tree(path, DeniedOperation::Create);
         let recheck = recheck.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
-        let recheck = recheck.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
+        let recheck = recheck.and_then(|()| self.permit_work_tree_of(&file.place, &text));
         let recheck = recheck.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
         if let Err(failure) = recheck {
-            let _ = unlinkat(&directory, &file.place.name, AtFlags::empty());
+            let _ = name.unlink(AtFlags::empty());
             return Err(failure);
         }
         // The content was judged for this place only.
-        self.surveys.borrow_mut().pin_file(&path);
+        self.surveys.borrow_mut().pin_file(path);
         Ok(())
     }
 
@@ -303,8 +303,8 @@ impl BrokerService {
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
     /// a module. The directory must be in a `.git` that the run may write.
-    fn permit_work_tree_of(&self, place: &ResolvedName, path: &[u8], text: &[u8]) -> Result<bool, CallFailure> {
-        let top = &place.directory.path[..];
+    fn permit_work_tree_of(&self, place: &ResolvedName, text: &[u8]) -> CallResult<bool> {
+        let (top, path) = (&place.directory.path[..], &place.path);
         let Some(target) = target_of(top, text) else { return Ok(false) };
         let Some((end, GitPathKind::Directory)) = GitPathKind::classify_path(&target, 0) else { return Ok(false) };
         let (repository, beneath) = target.split_at(end);
@@ -337,7 +337,7 @@ impl BrokerService {
     /// Returns whether a `.git` file in the directory `top` may lead to the repository `module`.
     /// Git writes to the work tree that a module's settings name, through any `.git` file that
     /// leads there.
-    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, CallFailure> {
+    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> CallResult<bool> {
         let Some(view) = self.root_view() else { return Ok(false) };
         let settings = join_name(module, b"config");
         let Some(text) = view.read_file(&settings, max_bytes(GuardedContent::Settings)) else {
@@ -385,17 +385,11 @@ impl BrokerService {
 
     /// Checks whether the name `git` (a `.git`) may be made. Files that the user's settings name in
     /// every work tree must not exist there yet.
-    pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> CallResult<()> {
         let (Some(view), Some(end)) = (self.root_view(), git.iter().rposition(|b| *b == b'/')) else {
             return Err(Errno::ACCESS.into());
         };
-        match self.surveys.borrow().refusal_of_work_tree(view, &git[..end]) {
-            Some(refusal) => Err(refuse_operation(
-                operation,
-                git,
-                PermissionRefusal { grant: Some(Grant::Write(to_path(git))), ..refusal },
-            )),
-            None => Ok(()),
-        }
+        let refusal = self.surveys.borrow().refusal_of_work_tree(view, &git[..end]);
+        refuse_if(operation, git, refusal.map(|refusal| PermissionRefusal::until_write(git, refusal.rule)))
     }
 }

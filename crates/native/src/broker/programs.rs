@@ -18,7 +18,7 @@ use stockade_sys::{Errno, resolve};
 use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
 use super::denials::CallerProcess;
-use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
+use super::service::{BrokerService, CallResult, native_access, refuse_operation};
 use super::walk::ResolvedObject;
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
@@ -41,7 +41,7 @@ pub(super) struct ProgramStart {
 impl BrokerService {
     /// Reads an exec call. Returns `None` for the command itself, and for a program that no rule or
     /// effect is about.
-    pub(super) fn read_exec(&mut self, caller: &CallingThread, at: bool) -> Result<Option<BrokeredCall>, CallFailure> {
+    pub(super) fn read_exec(&mut self, caller: &CallingThread, at: bool) -> CallResult<Option<BrokeredCall>> {
         let found = self.program_to_run(caller, at);
         let programs = &self.powers.programs;
         let is_plain = match &found {
@@ -63,7 +63,7 @@ impl BrokerService {
     }
 
     /// Decides whether a program may run, with the current powers.
-    pub(super) fn may_run(&self, start: &ProgramStart) -> Result<CallProgress, CallFailure> {
+    pub(super) fn may_run(&self, start: &ProgramStart) -> CallResult {
         let refused = |path: &[u8], refusal| refuse_operation(DeniedOperation::Exec, path, refusal);
         for program in &start.programs {
             let programs = &self.powers.programs;
@@ -79,7 +79,7 @@ impl BrokerService {
         if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
             self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;
         }
-        Ok(CallProgress::Done(CallReply::Continue))
+        Ok(CallProgress::CONTINUE)
     }
 
     /// Reports that a program runs.
@@ -107,7 +107,7 @@ impl BrokerService {
     /// Returns the program that an exec would run, if it exists and is executable, and the path as
     /// the caller wrote it.
     fn program_to_run(&self, caller: &CallingThread, at: bool) -> Result<(ResolvedObject, CString), Errno> {
-        let (start, index) = if at { (caller.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) };
+        let (start, index) = caller.first_path_argument(at);
         let path = caller.read_path(index)?;
         let object = if at && path.is_empty() {
             ResolvedObject::from_fd(caller.open_object(start)?)?

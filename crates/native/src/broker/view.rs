@@ -8,7 +8,7 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Stat, fstat};
+use rustix::fs::{AtFlags, FileType, Stat, fstat, unlinkat};
 use stockade_sys::{Errno, resolve};
 
 use super::brokered_call::BrokeredCall;
@@ -29,6 +29,19 @@ impl AsFd for ObjectHandle<'_> {
             Self::Seen(fd) => *fd,
             Self::Own(fd) => fd.as_fd(),
         }
+    }
+}
+
+/// A name that may be changed, with its directory to act through.
+pub(super) struct NameHandle<'a> {
+    pub name: &'a ResolvedName,
+    pub directory: ObjectHandle<'a>,
+}
+
+impl NameHandle<'_> {
+    /// Removes the object with this name; a slash after the name is ignored.
+    pub fn unlink(&self, flags: AtFlags) -> Result<(), Errno> {
+        unlinkat(&self.directory, &self.name.name, flags)
     }
 }
 
@@ -75,51 +88,43 @@ impl PinnedObjects {
 }
 
 impl BrokerService {
-    /// Returns the directory of `place`, in which a name is created or removed; `path` is the whole
-    /// path.
-    pub fn through_directory<'p>(&self, place: &'p ResolvedName, path: &[u8]) -> ObjectHandle<'p> {
-        self.open_own_or_seen(&place.directory.fd, path, || self.own_directory(&place.directory))
+    /// Returns `name` with its directory, in which the name is created or removed.
+    pub fn through_name<'p>(&self, name: &'p ResolvedName) -> NameHandle<'p> {
+        let own = || self.own_directory(&name.directory);
+        NameHandle { name, directory: self.open_own_or_seen(&name.directory.fd, &name.path, own) }
     }
 
-    /// Returns the directories of two names, both in one mount namespace.
-    pub fn through_both<'p>(
-        &self,
-        (one, one_path): (&'p ResolvedName, &[u8]),
-        (other, other_path): (&'p ResolvedName, &[u8]),
-    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
-        let is_unattached = self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path);
+    /// Returns two names with their directories, both in one mount namespace.
+    pub fn through_both<'p>(&self, one: &'p ResolvedName, other: &'p ResolvedName) -> [NameHandle<'p>; 2] {
+        let is_unattached = self.powers.is_unattached(&one.path) || self.powers.is_unattached(&other.path);
         match is_unattached.then(|| Self::through_own(one, other)) {
             Some(Ok(both)) => both,
-            _ => (ObjectHandle::Seen(one.directory.fd.as_fd()), ObjectHandle::Seen(other.directory.fd.as_fd())),
+            _ => [one, other].map(|name| NameHandle { name, directory: ObjectHandle::Seen(name.directory.fd.as_fd()) }),
         }
     }
 
-    /// Returns the directories of two names in the supervisor's mount namespace.
-    pub fn through_own<'p>(
-        one: &ResolvedName,
-        other: &ResolvedName,
-    ) -> Result<(ObjectHandle<'p>, ObjectHandle<'p>), Errno> {
-        Ok((ObjectHandle::Own(own_directory(&one.directory)?), ObjectHandle::Own(own_directory(&other.directory)?)))
+    /// Returns two names with their directories in the supervisor's mount namespace.
+    pub fn through_own<'p>(one: &'p ResolvedName, other: &'p ResolvedName) -> Result<[NameHandle<'p>; 2], Errno> {
+        Ok([own_name(one)?, own_name(other)?])
     }
 
-    /// Returns an object and the directory of its new name, both in one mount namespace. An object
-    /// without a name cannot be found by path, so the caller's descriptor is used.
+    /// Returns an object, and its new name with its directory, both in one mount namespace. An
+    /// object without a name cannot be found by path, so the caller's descriptor is used.
     pub fn through_link<'p>(
         &self,
         source: &'p ResolvedObject,
-        (new, path): (&'p ResolvedName, &[u8]),
-    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
+        new: &'p ResolvedName,
+    ) -> (ObjectHandle<'p>, NameHandle<'p>) {
         if let Some(copy) = self.copy_of(source) {
-            return (ObjectHandle::Own(copy), self.through_directory(new, path));
+            return (ObjectHandle::Own(copy), self.through_name(new));
         }
-        let unnamed = source.stat.st_nlink == 0;
-        if !unnamed
-            && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path))
-            && let (Ok(object), Ok(directory)) = (own_object(source), own_directory(&new.directory))
+        if source.stat.st_nlink != 0
+            && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(&new.path))
+            && let (Ok(object), Ok(new)) = (own_object(source), own_name(new))
         {
-            return (ObjectHandle::Own(object), ObjectHandle::Own(directory));
+            return (ObjectHandle::Own(object), new);
         }
-        (ObjectHandle::Seen(source.fd.as_fd()), self.through_directory(new, path))
+        (ObjectHandle::Seen(source.fd.as_fd()), self.through_name(new))
     }
 
     /// Returns an object to change. If it has no name, the caller's descriptor is the only way to it.
@@ -169,6 +174,11 @@ impl BrokerService {
         let own = self.powers.is_unattached(path).then(own);
         own.and_then(Result::ok).map_or(ObjectHandle::Seen(seen.as_fd()), ObjectHandle::Own)
     }
+}
+
+/// Returns a name with its directory in the supervisor's mount namespace.
+pub(super) fn own_name(name: &ResolvedName) -> Result<NameHandle<'_>, Errno> {
+    Ok(NameHandle { name, directory: ObjectHandle::Own(own_directory(&name.directory)?) })
 }
 
 /// Opens a held directory in the supervisor's mount namespace.
