@@ -3,16 +3,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use stockade_backend_api::{Attempt, StartError, WeakEventSender};
+use stockade_backend_api::{Attempt, StartError};
 use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{BrokerTraits, PreparedBroker};
-use crate::egress::{self, LostDatagrams, RunEgress};
+use crate::egress::{self, CommandEgress};
 use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::run_monitor::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor, StartingMonitor};
+use crate::streams::CapturedOutput;
 use stockade_launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{ControlGroup, LimitGuard};
 
@@ -25,7 +26,8 @@ pub(crate) struct LaunchingAttempt<'p> {
     /// Control group to kill at the end, if no namespace ends with the attempt.
     pub(crate) group: Option<Arc<ControlGroup>>,
     pub(crate) monitor: StartingMonitor,
-    pub(crate) events: WeakEventSender,
+    pub(crate) outside: Option<[CapturedOutput; 2]>,
+    pub(crate) event_sink: RunEventSink,
     /// True if calls are held for an approver.
     pub(crate) hold: bool,
     /// True if limits are raised for an approver.
@@ -41,17 +43,18 @@ impl LaunchingAttempt<'_> {
     /// `add_to_report` completes the report on what is enforced.
     pub(crate) fn finish(
         self,
-        egress: impl FnOnce(&mut LaunchedSandbox) -> Result<(Arc<RunEgress>, Option<LostDatagrams>), StartError>,
+        egress: impl FnOnce(&mut LaunchedSandbox) -> Result<CommandEgress, StartError>,
         add_to_report: impl FnOnce(&mut EnforcementReport, &LaunchedSandbox, &MonitoredExtras),
         extras: MonitoredExtras,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        let Self { plan, launching, broker, guard, group, monitor, events, hold, raises_limits, .. } = self;
+        let Self { plan, launching, broker, guard, group, outside, event_sink, hold, raises_limits, .. } = self;
         let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
         let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
         let (run_egress, lost) = egress(&mut launched)?;
-        let broker =
-            broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&run_egress))).map_err(map_broker_error)?;
+        let broker = broker
+            .serve_listener(listener, hold && can_hold, Some(Arc::clone(&run_egress)))
+            .map_err(map_broker_error)?;
         let layer = broker_layer(broker.traits(), (hold, can_hold), self.asks_reads);
         let mut enforced = launched.report().clone();
         add_layers(&mut enforced, plan, guard.report_limits(raises_limits), layer);
@@ -61,7 +64,10 @@ impl LaunchingAttempt<'_> {
         if self.publishes {
             answers.start_egress();
         }
-        let monitored_sandbox = MonitoredSandbox {
+        let events = event_sink.downgrade();
+        let monitor = RunMonitor {
+            outside,
+            event_sink,
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
             temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
@@ -73,8 +79,8 @@ impl LaunchingAttempt<'_> {
             watch: Arc::clone(&watch),
             extras,
         };
-        let launched = Arc::clone(&monitored_sandbox.launched);
-        let monitor = Some(monitor.start_monitoring(monitored_sandbox)?);
+        let launched = Arc::clone(&monitor.launched);
+        let monitor = Some(self.monitor.start_monitoring(monitor)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, monitor }))
     }
 }

@@ -16,16 +16,16 @@ use tracing::debug_span;
 use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
-use crate::egress::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
+use crate::egress::{self, CommonNetwork, PublishedPorts, RunEgress, RunEgressOptions};
 use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
-use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, StartingMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use stockade_launch::{
-    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
-    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, PrewarmedInit,
+    begin_launch, hidden_there, is_staged, late_roots,
 };
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
@@ -205,28 +205,6 @@ impl NativeBackend {
         }
         powers
     }
-
-    fn route_through_tunnel(&self, egress_options: RunEgressOptions) -> RunEgressOptions {
-        match &self.connector {
-            Some(connector) => egress_options.with_tunnel(Arc::clone(connector)),
-            None => egress_options,
-        }
-    }
-}
-
-/// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
-/// datagrams in it. Otherwise returns the egress proxy of the host.
-fn select_egress(
-    network: Option<NetworkSockets>,
-    egress_options: RunEgressOptions,
-) -> (Arc<RunEgress>, Option<LostDatagrams>) {
-    match network {
-        Some(ends) => {
-            let (run_egress, lost) = RunEgress::of_namespace(ends, egress_options);
-            (Arc::new(run_egress), Some(lost))
-        }
-        None => (Arc::new(RunEgress::of_host(egress_options)), None),
-    }
 }
 
 impl Backend for NativeBackend {
@@ -262,19 +240,19 @@ impl Backend for NativeBackend {
         let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
         // The limits and the two threads are prepared while the init builds.
         let guard = join_limits(plan, &mut launching)?;
-        let outside = streams.into_outputs(*io);
-        let weak = events.downgrade();
         let event_sink = RunEventSink::to_attempt(events);
         let write_hook = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
         let mut powers = self.build_permissions(plan, &launching, (&options, lease.as_ref()));
         powers.agents = signing.agent_sockets();
-        let broker = Broker::begin_with(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
+        let mut broker = Broker::begin(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
             .map_err(map_broker_error)?;
+        broker.small_disk = small_disk(&plan.profile.limits);
         let served = (edge, published, self.resolver.clone());
-        let egress_options = self.route_through_tunnel(build_proxy_options(plan, served, &broker, &event_sink));
-        let broker = broker.making_room(small_disk(&plan.profile.limits));
+        let egress_options = RunEgressOptions {
+            connector: self.connector.clone(),
+            ..build_proxy_options(plan, served, &broker, &event_sink)
+        };
         let agent = signing.start_serving(&event_sink)?;
-        let monitor = RunMonitor::start_thread(outside, event_sink)?;
 
         let attempt = LaunchingAttempt {
             plan,
@@ -283,15 +261,19 @@ impl Backend for NativeBackend {
             // Without a namespace the init has to find the processes one by one.
             group: guard.group().filter(|_| plan.level != IsolationLevel::Full),
             guard,
-            monitor,
-            events: weak,
+            monitor: StartingMonitor::start_thread()?,
+            outside: streams.into_outputs(*io),
+            event_sink,
             hold,
             raises_limits: hold,
             asks_reads: options.asks_reads(plan),
             publishes,
         };
         let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
-        let egress = |launched: &mut LaunchedSandbox| Ok(select_egress(launched.take_network(), egress_options));
+        let egress = |launched: &mut LaunchedSandbox| match launched.take_network() {
+            Some(ends) => CommonNetwork::from_ends(ends).open_egress(egress_options),
+            None => Ok((Arc::new(RunEgress::of_host(egress_options)), None)),
+        };
         attempt.finish(egress, |enforced, launched, extras| add_extra_layers(enforced, plan, extras, launched), extras)
     }
 }

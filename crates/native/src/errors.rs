@@ -24,6 +24,15 @@ pub(crate) fn map_interception_error(error: InterceptionError) -> StartError {
     StartError { what: error.to_string(), hint: None }
 }
 
+/// Maps an error whose text ends with its hint.
+pub(crate) fn map_hinted_error(error: impl std::fmt::Display) -> StartError {
+    let text = error.to_string();
+    match text.split_once("\nhint: ") {
+        Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
+        None => StartError { what: text, hint: None },
+    }
+}
+
 pub(crate) fn no_descriptor(errno: Errno) -> StartError {
     StartError {
         what: format!("cannot make a descriptor: {errno}"),

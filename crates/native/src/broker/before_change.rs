@@ -13,8 +13,9 @@ use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
 use super::brokered_call::{BrokeredCall, ObjectChange};
+use super::call_result::{CallResult, refuse_always};
 use super::opens::OpenRequest;
-use super::service::{BrokerService, CallResult, refuse_always};
+use super::service::BrokerService;
 use super::walk::{ResolvedName, ResolvedObject};
 
 /// Recorder of a run's changes.

@@ -7,12 +7,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, XattrFlags};
 
-use stockade_egress::PendingDial;
-
+use super::call_result::CallResult;
 use super::opens::OpenRequest;
-use super::pool::BlockingJob;
 use super::programs::ProgramStart;
-use super::service::{BrokerService, CallReply, CallResult};
+use super::service::BrokerService;
 use super::sockets::PreparedConnect;
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -85,32 +83,6 @@ pub(super) enum ObjectChange {
     Times(Timestamps),
     SetAttribute { name: CString, value: Vec<u8>, flags: XattrFlags },
     RemoveAttribute { name: CString },
-}
-
-/// Progress of a deed.
-pub(super) enum CallProgress {
-    /// The call is done.
-    Done(CallReply),
-    /// The name is a held symbolic link: the caller of this code continues at its target.
-    Link(OwnedFd),
-    /// The rest may block, so another thread does it and answers.
-    Work(BlockingWork),
-    /// The egress proxy dials, and its thread answers.
-    Dialling(PendingDial),
-}
-
-/// Work for another thread.
-pub(super) struct BlockingWork {
-    pub job: BlockingJob,
-    /// The pipe, if an open waits for its other end.
-    pub pipe: Option<OwnedFd>,
-}
-
-impl CallProgress {
-    /// The call returns 0.
-    pub const ZERO: Self = Self::Done(CallReply::Value(0));
-    /// The kernel carries the call out.
-    pub const CONTINUE: Self = Self::Done(CallReply::Continue);
 }
 
 impl BrokeredCall {

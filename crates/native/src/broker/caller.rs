@@ -137,7 +137,7 @@ impl CallerCache {
 impl CallingThread {
     /// Reads the C string at argument `index`.
     pub fn read_path(&self, index: usize) -> Result<CString, Errno> {
-        memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH_BYTES).map_err(as_fault)
+        self.read_string(index, MAX_PATH_BYTES)
     }
 
     /// Reads the path argument; `None` if the pointer is null.
@@ -194,8 +194,12 @@ impl CallingThread {
         if at { (self.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) }
     }
 
-    /// Holds the working directory.
-    pub fn open_cwd(&self) -> Result<OwnedFd, Errno> {
+    /// Holds the directory in which descriptor `start` resolves relative names; `AT_FDCWD` is the
+    /// working directory.
+    pub fn open_start(&self, start: i32) -> Result<OwnedFd, Errno> {
+        if start != libc::AT_FDCWD {
+            return self.open_object(start);
+        }
         self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), c"cwd"))
     }
 

@@ -13,7 +13,8 @@ use stockade_files::object::unguessable_name;
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, resolve};
 
-use super::service::{BrokerService, CallResult, refuse_if, refuse_operation, refuse_until_granted};
+use super::call_result::{CallResult, refuse_if, refuse_operation, refuse_until_granted};
+use super::service::BrokerService;
 use super::view::{NameHandle, is_same_object};
 use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};

@@ -17,12 +17,12 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
-use super::brokered_call::CallProgress;
+use super::call_result::{CallFailure, CallProgress, CallResult};
 use super::denials::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
 use super::reserved_ports::ReservedPort;
 use super::servers::{ListenerOwner, is_served, is_served_around};
-use super::service::{BrokerService, CallFailure, CallResult};
+use super::service::BrokerService;
 use super::sockets::PreparedConnect;
 use crate::egress::RunEgress;
 

@@ -15,9 +15,10 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
 use stockade_permissions::powers::AttemptPermissions;
 use stockade_sys::{Errno, resolve};
 
+use super::call_result::CallResult;
 use super::caller::CallingThread;
 use super::opens::{OpenRequest, finish_open, is_open_device};
-use super::service::{BrokerService, CallResult};
+use super::service::BrokerService;
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
 use stockade_permissions::guards::view::open_in_root;

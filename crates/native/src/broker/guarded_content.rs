@@ -17,9 +17,10 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags,
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult, refuse_if, refuse_operation};
 use super::install::{link_copy, remove_unchanged};
-use super::service::{BrokerService, CallResult, refuse_if, refuse_operation};
+use super::service::BrokerService;
 use super::view::NameHandle;
 use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};

@@ -17,9 +17,10 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::guards::view::last_component;
 use stockade_sys::Errno;
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{BrokerService, CallResult};
+use super::service::BrokerService;
 use super::walk::ResolvedName;
 
 /// Most names that are taken to be gone.

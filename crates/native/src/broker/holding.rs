@@ -9,13 +9,14 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallFailure, CallProgress, CallReply};
 use super::caller::CallingThread;
 use super::denials::{CallerProcess, RefusedOperation};
 use super::harmless_denials::ProgramLookup;
 use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
 use super::requests::BrokeredRequest;
-use super::service::{BrokerService, CallFailure, CallReply};
+use super::service::BrokerService;
 use super::view::PinnedObjects;
 
 /// Most calls that wait at the same time, if there are enough descriptors.
@@ -114,8 +115,7 @@ impl BrokerService {
     }
 
     pub(super) fn hold_waiter(&mut self, key: QuestionKey, waiter: Waiter) {
-        let build_denial = || waiter.denied.clone().into_denial(waiter.waiting_caller.clone());
-        let denial = build_denial();
+        let denial = waiter.denied.clone().into_denial(waiter.waiting_caller.clone());
         match self.holds.add_waiter(key, waiter, || denial.clone()) {
             WaiterPlacement::Asked(id) => self.lock_ledger().send_event(AttemptEvent::Held { id: HoldId(id), denial }),
             WaiterPlacement::Behind => {}
@@ -271,10 +271,8 @@ impl BrokerService {
     fn refuse_changed(&self, id: u64, waiting_caller: &CallerProcess, original_denial: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = original_denial.clone();
         let refusal = PermissionRefusal::without_grant("it changed while the question was open");
-        self.lock_ledger()
-            .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || {
-                waiting_caller.clone()
-            });
+        let denied = RefusedOperation::new(operation, object, DenialLayer::Broker, refusal);
+        self.lock_ledger().record_denial(denied, || waiting_caller.clone());
         self.fail_call(id, Errno::ACCESS);
     }
 

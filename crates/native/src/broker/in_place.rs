@@ -22,13 +22,13 @@ use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::CallProgress;
+use super::call_result::{
+    CallFailure, CallProgress, CallResult, native_access, refuse_if, refuse_operation, refuse_until_granted,
+};
 use super::denials::CallerProcess;
 use super::guarded_content::{carries_code, max_bytes, read_content};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{
-    BrokerService, CallFailure, CallResult, native_access, refuse_if, refuse_operation, refuse_until_granted,
-};
+use super::service::BrokerService;
 use super::walk::{ResolvedDirectory, ResolvedName};
 use stockade_permissions::guards::view::open_in_root;
 
@@ -279,11 +279,12 @@ impl BrokerService {
         // Checked as for a directory of this name, and again after the act, because another run may
         // have acted meanwhile.
         let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
-        let recheck = self.permit_work_tree(path, DeniedOperation::Create);
-        let recheck = recheck.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
-        let recheck = recheck.and_then(|()| self.permit_work_tree_of(&file.place, &text));
-        let recheck = recheck.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
-        if let Err(failure) = recheck {
+        let recheck = || {
+            self.permit_work_tree(path, DeniedOperation::Create)?;
+            let is_known = !is_moved() && self.permit_work_tree_of(&file.place, &text)?;
+            if is_known { Ok(()) } else { Err(CallFailure::Native(Errno::STALE)) }
+        };
+        if let Err(failure) = recheck() {
             let _ = name.unlink(AtFlags::empty());
             return Err(failure);
         }

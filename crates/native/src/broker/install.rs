@@ -15,7 +15,8 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::powers::INSTALL_PREFIX;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::service::{BrokerService, CallResult};
+use super::call_result::CallResult;
+use super::service::BrokerService;
 use super::view::{NameHandle, is_same_object};
 use super::walk::ResolvedName;
 

@@ -13,10 +13,11 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress, ObjectChange};
+use super::brokered_call::{BrokeredCall, ObjectChange};
+use super::call_result::{CallProgress, CallResult, native_access, refuse_if, refuse_operation};
 use super::caller::CallingThread;
 use super::opens::set_id;
-use super::service::{BrokerService, CallResult, native_access, refuse_if, refuse_operation};
+use super::service::BrokerService;
 use super::walk::ResolvedObject;
 
 /// `XATTR_NAME_MAX` with its NUL.

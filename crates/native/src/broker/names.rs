@@ -15,14 +15,15 @@ use stockade_permissions::guards::view::ObjectPresence;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{
+    CallProgress, CallResult, native_name_access, refuse_always, refuse_if, refuse_operation, refuse_until_granted,
+};
 use super::caller::CallingThread;
 use super::confirm::find_spelled;
 use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
-use super::service::{
-    BrokerService, CallResult, native_name_access, refuse_always, refuse_if, refuse_operation, refuse_until_granted,
-};
+use super::service::BrokerService;
 use super::view::{NameHandle, ObjectHandle, own_name, own_object};
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -476,7 +477,7 @@ impl BrokerService {
                     && source.stat.st_nlink > 0
                     && !self.is_staged([&source.path, to]) =>
             {
-                ends = (ObjectHandle::Own(own_object(source)?), own_name(new)?);
+                ends = (ObjectHandle::Own(own_object(source, false)?), own_name(new)?);
                 link(&ends)?;
             }
             other => other?,

@@ -10,9 +10,12 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{
+    BlockingWork, CallProgress, CallReply, CallResult, native_access, native_name_access, refuse_operation,
+};
 use super::caller::CallingThread;
-use super::service::{BrokerService, CallReply, CallResult, native_access, native_name_access, refuse_operation};
+use super::service::BrokerService;
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
 

@@ -15,10 +15,11 @@ use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult, native_access, refuse_operation};
 use super::caller::CallingThread;
 use super::denials::CallerProcess;
-use super::service::{BrokerService, CallResult, native_access, refuse_operation};
+use super::service::BrokerService;
 use super::walk::ResolvedObject;
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).

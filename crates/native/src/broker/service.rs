@@ -13,21 +13,21 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
+use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, openat2};
 use stockade_egress::PendingDial;
 use stockade_launch::may_map_for_others;
 use stockade_launch::{ArgumentLayout, notify_table};
-use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_permissions::guards::RunSurveys;
-use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
 use stockade_stage::PreWriteHook;
-use stockade_stage::undo::UndoRecorder;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotifier};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::before_change::WorkspaceRecorder;
 use super::bound_sockets::BoundSockets;
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallFailure, CallProgress, CallResult, refuse_operation};
 use super::caller::{CallerCache, CallingThread};
 use super::denials::{CallerProcess, DenialLedger, RefusedOperation};
 use super::fast_path::WritableRoots;
@@ -43,8 +43,8 @@ use super::reads::ReadLog;
 use super::servers::ListenerTable;
 use super::sockets::no_internet;
 use super::terminals::RunTerminals;
-use super::walk::{self, PathResolver, ProcfsScope, ResolvedDirectory, ResolvedName, ResolvedObject};
-use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
+use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
+use super::{BrokerError, BrokerOrder, BrokerReport, ChangeHooks, ServiceInputs, map_step_error};
 use crate::egress::RunEgress;
 use stockade_backend_api::AttemptEvent;
 use stockade_permissions::guards::RootView;
@@ -53,35 +53,6 @@ use stockade_permissions::guards::RootView;
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The same while an approver is asked: a question is withdrawn soon after its caller is gone.
 const HELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-
-/// End of a trapped call that does not fail.
-#[derive(Debug)]
-pub(super) enum CallReply {
-    /// The call returns this value.
-    Value(i64),
-    /// The kernel carries the call out, and the kernel-enforced layer decides.
-    Continue,
-    /// The call returns this descriptor.
-    Descriptor { fd: OwnedFd, close_on_exec: bool },
-}
-
-/// Failure of a trapped call.
-#[derive(Debug)]
-pub(super) enum CallFailure {
-    /// The error that the call has without a sandbox.
-    Native(Errno),
-    /// The powers do not permit the call.
-    Refused(RefusedOperation),
-}
-
-/// Result of handling a trapped call, or of a step of that.
-pub(super) type CallResult<T = CallProgress> = Result<T, CallFailure>;
-
-impl From<Errno> for CallFailure {
-    fn from(errno: Errno) -> Self {
-        Self::Native(errno)
-    }
-}
 
 /// Facts of the run, taken from its first call. The command itself has not run by then.
 pub(super) struct RunFacts {
@@ -174,14 +145,13 @@ impl BrokerService {
 
     /// Creates the service, on a thread that was [confined](Self::confine_to_level).
     pub fn new(
-        notifier: SeccompNotifier,
+        inputs: ServiceInputs,
         powers: AttemptPermissions,
         level: IsolationLevel,
-        holds_calls: bool,
-        (write_hook, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
-        (run_egress, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
+        (write_hook, undo): ChangeHooks,
         sink: Box<dyn Fn(AttemptEvent) + Send>,
     ) -> Result<Self, BrokerError> {
+        let ServiceInputs { notifier, hold, run_egress, bound, small_disk } = inputs;
         let own_user = rustix::process::geteuid().as_raw();
         let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
         let shapes = table.iter().map(|t| (t.call as i32, t.shape)).collect();
@@ -209,7 +179,7 @@ impl BrokerService {
             terminals: RunTerminals::default(),
             parked: HashMap::new(),
             holds: holding::new_question_table(),
-            holds_calls,
+            holds_calls: hold,
             write_hook: write_hook.map(RefCell::new),
             undo: undo.map(WorkspaceRecorder::new),
             file_room: small_disk.map(FileAllocations::new),
@@ -585,39 +555,5 @@ impl BrokerService {
 fn release_pipe_opener(parked: &ParkedCall) {
     if let ParkedCall::Pipe(pipe) = parked {
         drop(resolve::reopen(pipe.as_fd(), OFlags::RDWR | OFlags::NONBLOCK));
-    }
-}
-
-/// Returns the kernel's own answer to a change of the names in a held directory.
-pub(super) fn native_name_access(directory: &ResolvedDirectory) -> Result<(), Errno> {
-    native_access(&directory.fd, Access::WRITE_OK | Access::EXEC_OK)
-}
-
-/// Refuses an operation on `path` with a rule that no grant lifts.
-pub(super) fn refuse_always(operation: DeniedOperation, path: &[u8], rule: impl Into<String>) -> CallFailure {
-    refuse_operation(operation, path, PermissionRefusal::without_grant(rule))
-}
-
-/// Refuses an operation on `path` until a grant to write there.
-pub(super) fn refuse_until_granted(operation: DeniedOperation, path: &[u8], rule: impl Into<String>) -> CallFailure {
-    refuse_operation(operation, path, PermissionRefusal::until_write(path, rule))
-}
-
-/// Refuses an operation on `path` if there is a refusal of it.
-pub(super) fn refuse_if(operation: DeniedOperation, path: &[u8], refusal: Option<PermissionRefusal>) -> CallResult<()> {
-    refusal.map_or(Ok(()), |refusal| Err(refuse_operation(operation, path, refusal)))
-}
-
-pub(super) fn refuse_operation(operation: DeniedOperation, path: &[u8], refusal: PermissionRefusal) -> CallFailure {
-    CallFailure::Refused(RefusedOperation { operation, object: path.to_vec(), layer: DenialLayer::Broker, refusal })
-}
-
-/// Returns the kernel's own answer to `access` on a held object, by owner and mode. A read-only
-/// mount is ignored, because the sandbox made it so.
-pub(super) fn native_access(fd: &OwnedFd, access: Access) -> Result<(), Errno> {
-    let path = resolve::DescriptorPath::new(fd.as_fd());
-    match accessat(CWD, path.as_c_str(), access, AtFlags::EACCESS) {
-        Err(Errno::ROFS) | Ok(()) => Ok(()),
-        Err(errno) => Err(errno),
     }
 }

@@ -25,15 +25,17 @@ use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::bound_sockets::MAX_BOUND_SOCKETS;
-use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{
+    BlockingWork, CallFailure, CallProgress, CallResult, native_access, native_name_access, refuse_always,
+    refuse_operation,
+};
 use super::caller::CallingThread;
 use super::connects::{address_for, canonical_address};
 use super::denials::{CallerProcess, RefusedOperation};
 use super::reserved_ports::ReservedPort;
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
-use super::service::{
-    BrokerService, CallFailure, CallResult, native_access, native_name_access, refuse_always, refuse_operation,
-};
+use super::service::BrokerService;
 use super::view::own_directory;
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -321,7 +323,7 @@ impl BrokerService {
     /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
     /// socket in that directory only.
     fn bind_at(&self, socket: &OwnedFd, place: &ResolvedName, held: BorrowedFd<'_>) -> Result<(), Errno> {
-        let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(&place.path));
+        let own = own_directory(&place.directory, false).ok().filter(|_| !self.powers.is_staged(&place.path));
         match own {
             Some(own) if place.path.len() <= MAX_UNIX_PATH_BYTES => {
                 bind_within(socket.as_fd(), &unix_address(&place.path), own.as_fd())

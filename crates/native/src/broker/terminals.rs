@@ -11,8 +11,9 @@ use rustix::pty::{OpenptFlags, openpt, ptsname};
 use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_sys::{Errno, resolve};
 
+use super::call_result::{CallResult, refuse_always};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{BrokerService, CallResult, refuse_always};
+use super::service::BrokerService;
 
 /// Device that creates terminals (pty(7)).
 const PTMX_PATH: &[u8] = b"/dev/ptmx";

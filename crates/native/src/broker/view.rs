@@ -9,6 +9,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Stat, fstat, unlinkat};
+use stockade_permissions::guards::view::parent_path;
 use stockade_sys::{Errno, resolve};
 
 use super::brokered_call::BrokeredCall;
@@ -90,7 +91,7 @@ impl PinnedObjects {
 impl BrokerService {
     /// Returns `name` with its directory, in which the name is created or removed.
     pub fn through_name<'p>(&self, name: &'p ResolvedName) -> NameHandle<'p> {
-        let own = || self.own_directory(&name.directory);
+        let own = || own_directory(&name.directory, self.powers.is_merged(&name.directory.path));
         NameHandle { name, directory: self.open_own_or_seen(&name.directory.fd, &name.path, own) }
     }
 
@@ -120,7 +121,7 @@ impl BrokerService {
         }
         if source.stat.st_nlink != 0
             && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(&new.path))
-            && let (Ok(object), Ok(new)) = (own_object(source), own_name(new))
+            && let (Ok(object), Ok(new)) = (own_object(source, false), own_name(new))
         {
             return (ObjectHandle::Own(object), new);
         }
@@ -135,32 +136,8 @@ impl BrokerService {
         if object.stat.st_nlink == 0 || object.is_placeless() {
             return ObjectHandle::Seen(object.fd.as_fd());
         }
-        self.open_own_or_seen(&object.fd, &object.path, || self.own_object(object))
-    }
-
-    /// As [`own_directory`]. Beneath an overlay layer, each mount namespace has other inode
-    /// numbers; the approval is for the supervisor's.
-    fn own_directory(&self, directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
-        match own_directory(directory) {
-            Err(Errno::STALE) if self.powers.is_merged(&directory.path) => {
-                resolve::directory_without_links(&CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?)
-            }
-            other => other,
-        }
-    }
-
-    /// As [`own_object`], and as [`own_directory`](Self::own_directory) for a file in such a
-    /// directory.
-    fn own_object(&self, object: &ResolvedObject) -> Result<OwnedFd, Errno> {
-        let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
-        match own_object(object) {
-            Err(Errno::STALE) if self.powers.is_merged(&object.path[..end]) => {
-                let parent = CString::new(&object.path[..end]).map_err(|_| Errno::INVAL)?;
-                let name = CString::new(&object.path[end + 1..]).map_err(|_| Errno::INVAL)?;
-                resolve::open_component(resolve::directory_without_links(&parent)?.as_fd(), &name)
-            }
-            other => other,
-        }
+        let is_merged = || self.powers.is_merged(parent_path(&object.path));
+        self.open_own_or_seen(&object.fd, &object.path, || own_object(object, is_merged()))
     }
 
     /// Returns the supervisor's object if it can be opened. Else returns the caller's, which is the
@@ -178,25 +155,29 @@ impl BrokerService {
 
 /// Returns a name with its directory in the supervisor's mount namespace.
 pub(super) fn own_name(name: &ResolvedName) -> Result<NameHandle<'_>, Errno> {
-    Ok(NameHandle { name, directory: ObjectHandle::Own(own_directory(&name.directory)?) })
+    Ok(NameHandle { name, directory: ObjectHandle::Own(own_directory(&name.directory, false)?) })
 }
 
-/// Opens a held directory in the supervisor's mount namespace.
-pub(super) fn own_directory(directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
+/// Opens a held directory in the supervisor's mount namespace. Beneath an overlay layer
+/// (`is_merged`), each mount namespace has other inode numbers; the approval is for the
+/// supervisor's.
+pub(super) fn own_directory(directory: &ResolvedDirectory, is_merged: bool) -> Result<OwnedFd, Errno> {
     let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
     let own = resolve::directory_without_links(&text)?;
-    if is_same_object(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+    let is_same = is_merged || is_same_object(&fstat(&directory.fd)?, &fstat(&own)?);
+    if is_same { Ok(own) } else { Err(Errno::STALE) }
 }
 
-/// Opens a held object in the supervisor's mount namespace.
-pub(super) fn own_object(object: &ResolvedObject) -> Result<OwnedFd, Errno> {
+/// Opens a held object in the supervisor's mount namespace; `is_merged` as for a directory.
+pub(super) fn own_object(object: &ResolvedObject, is_merged: bool) -> Result<OwnedFd, Errno> {
     let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
     let (parent, name) = (&object.path[..end.max(1)], &object.path[end + 1..]);
     let parent = CString::new(parent).map_err(|_| Errno::INVAL)?;
     let directory = resolve::directory_without_links(&parent)?;
     let name = if name.is_empty() { c".".to_owned() } else { CString::new(name).map_err(|_| Errno::INVAL)? };
     let own = resolve::open_component(directory.as_fd(), &name)?;
-    if is_same_object(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+    let is_same = is_merged || is_same_object(&object.stat, &fstat(&own)?);
+    if is_same { Ok(own) } else { Err(Errno::STALE) }
 }
 
 pub(super) fn is_same_object(one: &Stat, other: &Stat) -> bool {

@@ -144,7 +144,7 @@ impl<'a> PathResolver<'a> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
-        let start = if path.starts_with(b"/") { None } else { Some(self.open_start(start)?) };
+        let start = if path.starts_with(b"/") { None } else { Some(self.caller.open_start(start)?) };
         self.place_from(start, path)
     }
 
@@ -195,10 +195,6 @@ impl<'a> PathResolver<'a> {
                 self.place_from(start, &text).map(LinkDestination::Place)
             }
         }
-    }
-
-    fn open_start(&self, number: i32) -> Result<OwnedFd, Errno> {
-        if number == libc::AT_FDCWD { self.caller.open_cwd() } else { self.caller.open_object(number) }
     }
 
     /// Resolves a path to a place; `start` is `None` for the root.
