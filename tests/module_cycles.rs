@@ -160,7 +160,9 @@ fn module_cycles_are_found() {
     assert_eq!(names_after(code, "super::").count(), 0);
     let edges = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("d", "d")];
     let mut uses: ModuleUses = ["a", "b", "c", "d"].map(|module| (module.to_owned(), BTreeSet::new())).into();
-    edges.iter().for_each(|(from, to)| drop(uses.get_mut(*from).unwrap().insert((*to).to_owned())));
+    for (from, to) in edges {
+        uses.get_mut(from).unwrap().insert(to.to_owned());
+    }
     let cycles: Vec<_> = cycles_in(&uses).into_iter().map(|cycle| cycle.into_iter().collect::<Vec<_>>()).collect();
     assert_eq!(cycles, [["a", "b", "c"]]);
 }

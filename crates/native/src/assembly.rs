@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use stockade_backend_api::{Attempt, StartError};
-use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
+use stockade_model::{AttemptPlan, EnforcementReport, Grant, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
@@ -34,8 +34,6 @@ pub(crate) struct LaunchingAttempt<'p> {
     pub(crate) raises_limits: bool,
     /// True if the broker decides on each open for reading.
     pub(crate) asks_reads: bool,
-    /// True if ports of the run are published.
-    pub(crate) publishes: bool,
 }
 
 impl LaunchingAttempt<'_> {
@@ -61,7 +59,7 @@ impl LaunchingAttempt<'_> {
         add_to_report(&mut enforced, &launched, &extras);
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), raises_limits)));
         let answers = broker.answer_sender();
-        if self.publishes {
+        if plan.grants.iter().any(|grant| matches!(grant, Grant::Listen(_))) {
             answers.start_egress();
         }
         let events = event_sink.downgrade();

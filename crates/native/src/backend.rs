@@ -30,88 +30,53 @@ use stockade_launch::{
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
 
+/// Options of a [`NativeBackend`]. Each default is to do without.
+#[derive(Clone, Default)]
+pub struct NativeOptions {
+    /// Directory of stages, which is made with the first stage. Without it, nothing can be staged.
+    pub stages: Option<PathBuf>,
+    /// Directory that keeps the runs' writes in tool caches. It is made with the first of them.
+    /// Without it, tools have no caches of their own.
+    pub caches: Option<PathBuf>,
+    /// Shares cache layers between the runs of a workspace; a process of this program holds them.
+    /// Without it, each run mounts its own.
+    pub layer_server: Option<LayerServerProgram>,
+    /// Directory that keeps the runs' changes in their workspaces. It is made with the first of
+    /// them. Without it, no run can be undone.
+    pub undo: Option<PathBuf>,
+    /// Resolver for host names, in place of the host's own.
+    pub resolver: Option<Arc<dyn NameResolver>>,
+    /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
+    pub signing: Option<SigningUser>,
+    /// Runs within existing isolation. These directories belong to it and are used as private
+    /// directories, so that none is made for a run. At level restricted only.
+    pub within: Vec<PathBuf>,
+    /// Runs in a network that has only a loopback interface and belongs to the sandbox, as in a
+    /// container. Servers in that network are not restricted, and the outside is reached only
+    /// through this tunnel.
+    pub connector: Option<Arc<dyn TunnelConnector>>,
+    /// Ports of the host's loopback on which servers listen, with a tunnel: a connection to such a
+    /// port without a server inside is meant for them.
+    pub served: BTreeSet<u16>,
+}
+
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
 pub struct NativeBackend {
     prewarmed_init: Mutex<Option<PrewarmedInit>>,
-    stages: Option<PathBuf>,
-    caches: Option<PathBuf>,
-    holder: Option<LayerServerProgram>,
-    undo: Option<PathBuf>,
-    resolver: Option<Arc<dyn NameResolver>>,
-    within: Vec<PathBuf>,
-    signing: Option<SigningUser>,
-    connector: Option<Arc<dyn TunnelConnector>>,
-    /// Ports of the host, see [`with_tunnel`](Self::with_tunnel).
-    served: BTreeSet<u16>,
+    options: NativeOptions,
 }
 
 impl std::fmt::Debug for NativeBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NativeBackend").field("stages", &self.stages).finish_non_exhaustive()
+        f.debug_struct("NativeBackend").field("stages", &self.options.stages).finish_non_exhaustive()
     }
 }
 
 impl NativeBackend {
-    /// Makes a backend with a first sandbox that is already being built.
-    pub fn with_prewarmed_init(prewarmed_init: Option<PrewarmedInit>) -> Self {
-        Self { prewarmed_init: Mutex::new(prewarmed_init), ..Self::default() }
-    }
-
-    /// Sets the directory of stages, which is made with the first stage. Without it, nothing can be
-    /// staged.
-    #[must_use]
-    pub fn with_stages_dir(self, stages: PathBuf) -> Self {
-        Self { stages: Some(stages), ..self }
-    }
-
-    /// Sets the directory that keeps the runs' writes in tool caches. It is made with the first of
-    /// them. Without it, tools have no caches of their own.
-    #[must_use]
-    pub fn with_caches_dir(self, caches: PathBuf) -> Self {
-        Self { caches: Some(caches), ..self }
-    }
-
-    /// Shares cache layers between the runs of a workspace; a process of this program holds them.
-    /// Without it, each run mounts its own.
-    #[must_use]
-    pub fn with_layer_server(self, holder: LayerServerProgram) -> Self {
-        Self { holder: Some(holder), ..self }
-    }
-
-    /// Sets the directory that keeps the runs' changes in their workspaces. It is made with the
-    /// first of them. Without it, no run can be undone.
-    #[must_use]
-    pub fn with_undo_dir(self, undo: PathBuf) -> Self {
-        Self { undo: Some(undo), ..self }
-    }
-
-    /// Sets the resolver for host names, in place of the host's own.
-    #[must_use]
-    pub fn with_resolver(self, resolver: Arc<dyn NameResolver>) -> Self {
-        Self { resolver: Some(resolver), ..self }
-    }
-
-    /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
-    #[must_use]
-    pub fn with_signing_user(self, person: SigningUser) -> Self {
-        Self { signing: Some(person), ..self }
-    }
-
-    /// Runs within existing isolation. These directories belong to it and are used as private
-    /// directories, so that none is made for a run. At level restricted only.
-    #[must_use]
-    pub fn within_isolation(self, private: Vec<PathBuf>) -> Self {
-        Self { within: private, ..self }
-    }
-
-    /// Runs in a network that has only a loopback interface and belongs to the sandbox, as in a
-    /// container. Servers in that network are not restricted, and the outside is reached only
-    /// through this tunnel. Servers listen on the ports `served` of the host's loopback: a
-    /// connection to such a port without a server inside is meant for them.
-    #[must_use]
-    pub fn with_tunnel(self, connector: Arc<dyn TunnelConnector>, served: BTreeSet<u16>) -> Self {
-        Self { connector: Some(connector), served, ..self }
+    /// Makes a backend, if possible with a first sandbox that is already being built.
+    pub fn with_options(prewarmed_init: Option<PrewarmedInit>, options: NativeOptions) -> Self {
+        Self { prewarmed_init: Mutex::new(prewarmed_init), options }
     }
 
     /// Starts building the sandbox, with the one that is already started if it fits.
@@ -143,8 +108,8 @@ impl NativeBackend {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == StdioMode::Terminal,
             asks,
-            private: self.within.clone(),
-            own_network: self.connector.is_some(),
+            private: self.options.within.clone(),
+            own_network: self.options.connector.is_some(),
             late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
             ..egress::launch_options(plan, edge)
         };
@@ -161,9 +126,9 @@ impl NativeBackend {
         streams: &OutputPipes,
     ) -> Result<(Option<CacheLease>, LaunchOptions, LaunchingSandbox), StartError> {
         let hidden = hidden_there(plan);
-        let mut holder = self.holder.as_ref();
+        let mut holder = self.options.layer_server.as_ref();
         loop {
-            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.caches.as_deref(), holder);
+            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.options.caches.as_deref(), holder);
             let mut options = LaunchOptions { hidden: Some(hidden.clone()), ..options() };
             if let Some(lease) = &lease {
                 options.kept.clone_from(&lease.private);
@@ -200,8 +165,8 @@ impl NativeBackend {
             powers.layered_at(lease.layer_paths());
             powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
         }
-        if self.connector.is_some() {
-            powers.in_own_network(self.served.clone());
+        if self.options.connector.is_some() {
+            powers.in_own_network(self.options.served.clone());
         }
         powers
     }
@@ -216,7 +181,7 @@ impl Backend for NativeBackend {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Effect(_) => true,
-            Grant::Sign(_) => self.signing.is_some(),
+            Grant::Sign(_) => self.options.signing.is_some(),
             Grant::Listen(_) => level == IsolationLevel::Full,
         }
     }
@@ -231,11 +196,10 @@ impl Backend for NativeBackend {
         let streams = OutputPipes::new(*io)?;
         let edge = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
-        let publishes = !published.is_empty();
-        let staging = AttemptStage::from_plan(plan, self.stages.as_deref())?;
-        let renewal = NameRotation::for_plan(plan, self.caches.as_deref());
-        let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.undo.as_deref())?.unzip();
-        let signing = RunSigningAgent::from_plan(plan, self.signing.as_ref())?;
+        let staging = AttemptStage::from_plan(plan, self.options.stages.as_deref())?;
+        let renewal = NameRotation::for_plan(plan, self.options.caches.as_deref());
+        let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.options.undo.as_deref())?.unzip();
+        let signing = RunSigningAgent::from_plan(plan, self.options.signing.as_ref())?;
         let options = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
         let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
         // The limits and the two threads are prepared while the init builds.
@@ -247,9 +211,9 @@ impl Backend for NativeBackend {
         let mut broker = Broker::begin(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
             .map_err(map_broker_error)?;
         broker.small_disk = small_disk(&plan.profile.limits);
-        let served = (edge, published, self.resolver.clone());
+        let served = (edge, published, self.options.resolver.clone());
         let egress_options = RunEgressOptions {
-            connector: self.connector.clone(),
+            connector: self.options.connector.clone(),
             ..build_proxy_options(plan, served, &broker, &event_sink)
         };
         let agent = signing.start_serving(&event_sink)?;
@@ -267,7 +231,6 @@ impl Backend for NativeBackend {
             hold,
             raises_limits: hold,
             asks_reads: options.asks_reads(plan),
-            publishes,
         };
         let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
         let egress = |launched: &mut LaunchedSandbox| match launched.take_network() {

@@ -26,7 +26,7 @@ mod staging;
 mod streams;
 mod undoing;
 
-pub use backend::NativeBackend;
+pub use backend::{NativeBackend, NativeOptions};
 pub use broker::served_ports;
 pub use egress::proxy_variables;
 pub use host_backend::{EnclosedBackend, HostBackend};

@@ -220,11 +220,8 @@ impl PendingConnect {
 
     fn connect_socket(&self, announced: AnnouncedConnection) -> Result<(), Errno> {
         let to = announced.address();
-        let connected = if to == self.dialled {
-            actor::connect_socket(self.socket.as_fd(), &self.address)
-        } else {
-            actor::connect_socket(self.socket.as_fd(), &address_for(socket_domain(&self.socket)?, to))
-        };
+        let changed = if to == self.dialled { None } else { Some(address_for(socket_domain(&self.socket)?, to)) };
+        let connected = actor::connect_socket(self.socket.as_fd(), changed.as_ref().unwrap_or(&self.address));
         if matches!(connected, Ok(()) | Err(Errno::INPROGRESS)) {
             announced.report_connected(SocketAddr::try_from(getsockname(&self.socket)?)?);
         }

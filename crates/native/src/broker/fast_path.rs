@@ -6,12 +6,12 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use stockade_permissions::powers::AttemptPermissions;
 use stockade_sys::{Errno, resolve};
 
@@ -19,8 +19,8 @@ use super::call_result::CallResult;
 use super::caller::CallingThread;
 use super::opens::{OpenRequest, finish_open, is_open_device};
 use super::service::BrokerService;
-use super::view::is_same_object;
-use super::walk::DELETED_SUFFIX;
+use super::view::own_directory;
+use super::walk::{DELETED_SUFFIX, ResolvedDirectory};
 use stockade_permissions::guards::view::open_in_root;
 
 /// Most held roots; opens beneath others take the slow path.
@@ -47,7 +47,8 @@ impl WritableRoots {
         let mut roots = self.0.borrow_mut();
         let known = path.as_os_str().as_bytes().to_vec();
         let Some(seen) = open_root(root, path) else { return };
-        let held = if own { own_view(&seen, &known) } else { Some(seen) };
+        let seen = ResolvedDirectory { fd: seen, path: known.clone() };
+        let held = if own { own_directory(&seen, false).ok() } else { Some(seen.fd) };
         if let Some(held) = held.filter(|_| roots.len() < MAX_HELD_ROOTS) {
             roots.retain(|root| root.path != known);
             roots.push(HeldRoot { path: known, held: Some(held) });
@@ -93,11 +94,6 @@ fn rest_of<'p>(root: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
 fn open_root(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
     let fd = open_in_root(root, path.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
     (resolve::is_on_proc(fd.as_fd()) == Ok(false)).then_some(fd)
-}
-
-fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
-    let own = resolve::directory_without_links(&CString::new(path).ok()?).ok()?;
-    is_same_object(&fstat(seen).ok()?, &fstat(&own).ok()?).then_some(own)
 }
 
 impl BrokerService {

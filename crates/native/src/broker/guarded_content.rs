@@ -159,47 +159,50 @@ impl BrokerService {
         text: &[u8],
     ) -> Result<ContentVerdict, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
-            true => ContentVerdict::Harmless,
-            false => ContentVerdict::Carries { what: what.to_owned(), without: None },
+            true => Ok(ContentVerdict::Harmless),
+            false => Ok(ContentVerdict::Carries { what: what.to_owned(), without: None }),
         };
-        let file = match content_kind {
+        match content_kind {
             GuardedContent::Index => {
-                let what = "files outside of the work tree, or an unknown format";
-                return Ok(simple(git_index::is_harmless(text), what));
+                simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown format")
             }
-            GuardedContent::Steps => {
-                return Ok(simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"));
-            }
-            GuardedContent::Reference => {
-                return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere"));
-            }
-            GuardedContent::Start => {
-                return Ok(simple(git_texts::is_start_of_bisection(text), "a start that is not a name"));
-            }
+            GuardedContent::Steps => simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"),
+            GuardedContent::Reference => simple(git_texts::is_reference(text), "a reference that leads elsewhere"),
+            GuardedContent::Start => simple(git_texts::is_start_of_bisection(text), "a start that is not a name"),
             GuardedContent::Place => {
                 let is_own = text == now || self.is_place_of_work_tree(&new.path, text);
-                return Ok(simple(is_own, "the place of a work tree that this run may not write"));
+                simple(is_own, "the place of a work tree that this run may not write")
             }
             // An empty list is valid for git, which copies each file that the list names.
-            GuardedContent::Resolutions if text.is_empty() => return Ok(ContentVerdict::Harmless),
+            GuardedContent::Resolutions if text.is_empty() => Ok(ContentVerdict::Harmless),
             GuardedContent::Resolutions => {
                 let what = "names of files that git copies".to_owned();
-                return Ok(ContentVerdict::Carries { what, without: Some(Vec::new()) });
+                Ok(ContentVerdict::Carries { what, without: Some(Vec::new()) })
             }
             GuardedContent::Project(file) => {
                 let first = self.first_settings.remember_first(new, now)?;
-                return Ok(project_allow_list::check_project_file(file, [&first, now], text));
+                Ok(project_allow_list::check_project_file(file, [&first, now], text))
             }
-            GuardedContent::Settings => SettingsFileKind::Repository,
-            GuardedContent::Modules => SettingsFileKind::Modules,
-        };
+            GuardedContent::Settings => self.check_settings(SettingsFileKind::Repository, new, now, text),
+            GuardedContent::Modules => self.check_settings(SettingsFileKind::Modules, new, now, text),
+        }
+    }
+
+    fn check_settings(
+        &self,
+        file: SettingsFileKind,
+        new: &ResolvedName,
+        now: &[u8],
+        text: &[u8],
+    ) -> Result<ContentVerdict, Errno> {
         let (first, path) = (self.first_settings.remember_first(new, now)?, &new.path);
         // The named work tree must lead back to the module, because a link may be on the way.
         if file == SettingsFileKind::Repository
             && let Some(top) = new_work_tree(path, now, text)
             && !self.is_only_link(&top, parent_path(path))?
         {
-            return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
+            let what = "core.worktree, which names a directory that is not this module's".to_owned();
+            return Ok(ContentVerdict::Carries { what, without: None });
         }
         let may_fetch = |place: &[u8]| match file {
             SettingsFileKind::Repository => self.may_fetch(place),

@@ -77,9 +77,9 @@ impl BrokerService {
     }
 
     /// Returns the addition to a refusal's rule for a call that was left out.
-    pub(super) fn describe_omission(&self, broker_call: Option<&BrokeredCall>) -> &'static str {
+    pub(super) fn describe_omission(&self, broker_call: &BrokeredCall) -> &'static str {
         match broker_call {
-            Some(BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. })
+            BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. }
                 if !self.powers.is_in_dependencies(&place.path) =>
             {
                 "; left out, as `git status` shows"

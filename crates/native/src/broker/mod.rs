@@ -160,7 +160,6 @@ pub struct AnswerSender {
 }
 
 /// Message to a running broker.
-#[derive(Debug)]
 enum BrokerOrder {
     Answer(HoldId, HeldAnswer),
     /// The egress proxy received a request that no rule permits yet.

@@ -70,12 +70,6 @@ pub(super) struct BrokeredRequest {
     answer: Box<dyn FnOnce(EgressDecision) + Send>,
 }
 
-impl std::fmt::Debug for BrokeredRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("egress_request", &self.egress_request).finish_non_exhaustive()
-    }
-}
-
 impl BrokeredRequest {
     pub fn send_refusal(self, rule: String, grant: Option<Grant>) {
         (self.answer)(EgressDecision::Refused { rule, grant });

@@ -7,7 +7,7 @@
 //! and nowhere else. A bound socket is held (`bound_sockets.rs`).
 
 use std::ffi::{CStr, CString, OsStr};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -376,8 +376,7 @@ fn read_address(caller: &CallingThread) -> Result<Vec<u8>, Errno> {
 
 /// Returns the peer that an address names for a socket of `domain`.
 fn parse_peer(address: &[u8], domain: AddressFamily) -> SocketPeer {
-    let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return SocketPeer::Other };
-    if family != domain.as_raw() {
+    if bytes_at(address, 0).map(u16::from_ne_bytes) != Some(domain.as_raw()) {
         return SocketPeer::Other;
     }
     match domain {
@@ -390,21 +389,19 @@ fn parse_peer(address: &[u8], domain: AddressFamily) -> SocketPeer {
                 Some(_) => CString::new(&path[..end]).map_or(SocketPeer::Other, SocketPeer::Path),
             }
         }
-        AddressFamily::INET => {
-            let host = address.get(4..8).and_then(|a| a.first_chunk::<4>()).map(|host| Ipv4Addr::from(*host));
-            parse_internet_peer(host.map(IpAddr::V4), address)
-        }
-        AddressFamily::INET6 => {
-            let host = address.get(8..24).and_then(|a| a.first_chunk::<16>()).map(|host| Ipv6Addr::from(*host));
-            parse_internet_peer(host.map(IpAddr::V6), address)
-        }
+        AddressFamily::INET => parse_internet_peer(bytes_at::<4>(address, 4).map(IpAddr::from), address),
+        AddressFamily::INET6 => parse_internet_peer(bytes_at::<16>(address, 8).map(IpAddr::from), address),
         _ => SocketPeer::Other,
     }
 }
 
 fn parse_internet_peer(host: Option<IpAddr>, address: &[u8]) -> SocketPeer {
-    let port = address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p));
+    let port = bytes_at(address, 2).map(u16::from_be_bytes);
     host.zip(port).map_or(SocketPeer::Other, |(host, port)| SocketPeer::Internet(canonical_address(host, port)))
+}
+
+fn bytes_at<const N: usize>(address: &[u8], start: usize) -> Option<[u8; N]> {
+    address.get(start..)?.first_chunk().copied()
 }
 
 /// Returns a unix address that leads to exactly the object of `fd`.
@@ -449,7 +446,7 @@ mod tests {
         check(&[2, 0, 0, 80, 127, 0, 0, 1, 0, 0], AddressFamily::INET, "127.0.0.1:80");
         check(&[2, 0, 0, 80, 127], AddressFamily::INET, "other");
         let mut six = vec![10, 0, 1, 187, 0, 0, 0, 0];
-        six.extend(Ipv6Addr::LOCALHOST.octets());
+        six.extend(std::net::Ipv6Addr::LOCALHOST.octets());
         check(&six, AddressFamily::INET6, "[::1]:443");
         check(&[0], AddressFamily::INET, "other");
         check(&[0, 0], AddressFamily::INET, "other");

@@ -126,7 +126,6 @@ impl SandboxCommandBackend {
         let streams = OutputPipes::with_caller_streams(io, caller.streams)?;
         let edge = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
-        let publishes = !published.is_empty();
         let options = Self::launch_options(plan, &edge, io, caller.umask)?;
         let mut launching = self.sandbox.begin_command(plan, &options, streams.command_stdio())?;
         let (_, workspace) = self.sandbox.tree_paths(SandboxTree::Workspace);
@@ -157,7 +156,6 @@ impl SandboxCommandBackend {
             hold,
             raises_limits: false,
             asks_reads: plan.profile.filesystem.trace,
-            publishes,
         };
         let network = &self.sandbox.network;
         let egress = |_: &mut LaunchedSandbox| network.open_egress(egress_options);
