@@ -8,9 +8,9 @@ use stockade_model::{AttemptPlan, EnforcementReport, Grant, LayerReport, LayerSt
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{BrokerTraits, PreparedBroker};
+use crate::broker::PreparedBroker;
 use crate::egress::{self, CommandEgress};
-use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
+use crate::errors::{map_launch_error, map_plain_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor, StartingMonitor};
 use crate::streams::CapturedOutput;
@@ -52,10 +52,12 @@ impl LaunchingAttempt<'_> {
         let (run_egress, lost) = egress(&mut launched)?;
         let broker = broker
             .serve_listener(listener, hold && can_hold, Some(Arc::clone(&run_egress)))
-            .map_err(map_broker_error)?;
-        let layer = broker_layer(broker.traits(), (hold, can_hold), self.asks_reads);
+            .map_err(map_plain_error)?;
+        let layer = broker_layer(broker.is_synchronous, (hold, can_hold), self.asks_reads);
         let mut enforced = launched.report().clone();
-        add_layers(&mut enforced, plan, guard.report_limits(raises_limits), layer);
+        let limits = guard.report_limits(raises_limits);
+        let layers = [("limits", limits), ("broker", layer), ("network", egress::network_layer(plan))];
+        enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
         add_to_report(&mut enforced, &launched, &extras);
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), raises_limits)));
         let answers = broker.answer_sender();
@@ -83,14 +85,8 @@ impl LaunchingAttempt<'_> {
     }
 }
 
-/// Adds the layers of the limits, the broker and the network to a report.
-fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
-    let layers = [("limits", limits), ("broker", broker), ("network", egress::network_layer(plan))];
-    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
-}
-
-fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
-    let speed = if traits.synchronous {
+fn broker_layer(is_synchronous: bool, holds: (bool, bool), traced: bool) -> LayerReport {
+    let speed = if is_synchronous {
         "acts on behalf; hands the processor over (synchronous wake-up)"
     } else {
         "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"

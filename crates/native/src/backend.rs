@@ -17,12 +17,12 @@ use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::egress::{self, CommonNetwork, PublishedPorts, RunEgress, RunEgressOptions};
-use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
+use crate::errors::{map_launch_error, map_limit_error, map_plain_error};
 use crate::run_monitor::{MonitoredExtras, RunEventSink, StartingMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
-use crate::undoing::{self, AttemptUndo};
+use crate::undoing;
 use stockade_launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, PrewarmedInit,
     begin_launch, hidden_there, is_staged, late_roots,
@@ -198,7 +198,7 @@ impl Backend for NativeBackend {
         let published = PublishedPorts::from_plan(plan)?;
         let staging = AttemptStage::from_plan(plan, self.options.stages.as_deref())?;
         let renewal = NameRotation::for_plan(plan, self.options.caches.as_deref());
-        let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.options.undo.as_deref())?.unzip();
+        let (undoing, recorder) = undoing::begin_undo_record(plan, self.options.undo.as_deref())?.unzip();
         let signing = RunSigningAgent::from_plan(plan, self.options.signing.as_ref())?;
         let options = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
         let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
@@ -209,7 +209,7 @@ impl Backend for NativeBackend {
         let mut powers = self.build_permissions(plan, &launching, (&options, lease.as_ref()));
         powers.agents = signing.agent_sockets();
         let mut broker = Broker::begin(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
-            .map_err(map_broker_error)?;
+            .map_err(map_plain_error)?;
         broker.small_disk = small_disk(&plan.profile.limits);
         let served = (edge, published, self.options.resolver.clone());
         let egress_options = RunEgressOptions {
@@ -243,7 +243,7 @@ impl Backend for NativeBackend {
 
 /// Prepares the interception of a plan's TLS connections.
 pub(crate) fn prepare_interception(plan: &AttemptPlan) -> Result<PreparedInterception, StartError> {
-    PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)
+    PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_plain_error)
 }
 
 /// Prepares the limits of a run, and puts its processes under them.

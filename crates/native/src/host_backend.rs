@@ -24,7 +24,7 @@ use stockade_model::{
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::attach_terminal;
 
-use crate::capture::{DrainState, StreamCapture};
+use crate::capture::StreamCapture;
 use crate::errors::map_launch_error;
 use crate::streams::capture_limit;
 
@@ -260,7 +260,7 @@ fn watch_child(
 
 fn drain_pipe(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> StreamCapture {
     let mut capture = StreamCapture::new(limit_bytes);
-    while capture.read_chunk(pipe.as_fd()) == DrainState::Open {}
+    while capture.read_chunk(pipe.as_fd()) {}
     capture
 }
 

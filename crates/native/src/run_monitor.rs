@@ -19,6 +19,7 @@ use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
 use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};
 use stockade_signing::AgentHandle;
+use stockade_stage::undo::UndoRun;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
@@ -31,7 +32,6 @@ use crate::evidence::{HiddenWatch, TempWatch};
 use crate::locks::lock_ignoring_poison;
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
-use crate::undoing::AttemptUndo;
 use stockade_sys::ready::readable_before;
 
 /// Time-out for the broker's end once its callers are gone.
@@ -77,16 +77,14 @@ impl RunEventSink {
 
     /// Reports one event.
     pub(crate) fn report_event(&self, event: AttemptEvent) {
-        let Some(SandboxEventSink { sandbox, request, ended }) = &self.after else {
-            return self.attempt.send_event(event);
-        };
-        let is_last = matches!(event, AttemptEvent::Ended(_));
-        if !ended.load(Ordering::Acquire) {
-            if is_last {
-                ended.store(true, Ordering::Release);
+        let after = self.after.as_ref();
+        let Some(SandboxEventSink { sandbox, request, .. }) = after.filter(|after| after.ended.load(Ordering::Acquire))
+        else {
+            if let (AttemptEvent::Ended(_), Some(after)) = (&event, after) {
+                after.ended.store(true, Ordering::Release);
             }
             return self.attempt.send_event(event);
-        }
+        };
         let request = request.clone();
         match event {
             AttemptEvent::Denied(denial) => sandbox.send_event(SandboxEvent::Denied { request, denial }),
@@ -95,8 +93,8 @@ impl RunEventSink {
             AttemptEvent::Breached(_) => {}
             // No approver could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
-            AttemptEvent::Signed { .. } => {}
-            AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
+            AttemptEvent::Signed { .. } | AttemptEvent::Executed { .. } => {}
+            AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
         }
     }
 }
@@ -164,7 +162,7 @@ pub(crate) struct MonitoredExtras {
     /// The ssh agent of the run, which ends with this.
     pub(crate) agent: Option<AgentHandle>,
     /// Record of the run's changes in its workspace, if it is kept.
-    pub(crate) undoing: Option<AttemptUndo>,
+    pub(crate) undoing: Option<UndoRun>,
     /// Renews the names of other workspaces' layers at its end.
     pub(crate) renewal: Option<NameRotation>,
     /// Present in a persistent sandbox only.
@@ -249,7 +247,8 @@ impl RunMonitor {
         end.project_files = report.project_files;
         // Before any other process can change a file after the run.
         if let Some(undoing) = undoing {
-            end.kept_for_undo = undoing.finish_record();
+            // If this fails, the next command that reads the record does it.
+            end.kept_for_undo = undoing.record_final_state().unwrap_or_default();
         }
         // A receiver of the end event may follow the links that the run left.
         let held = lock_ignoring_poison(&launched);

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use stockade_model::RawText;
 use stockade_sys::notify::SeccompNotification;
 use stockade_sys::{Errno, memory, pidfd, resolve};
 
@@ -277,8 +278,8 @@ impl CallingThread {
     }
 
     /// Returns the path of the program.
-    pub fn program_path(&self) -> Option<Vec<u8>> {
-        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"exe")).ok()
+    pub fn program_path(&self) -> Option<RawText> {
+        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"exe")).ok().map(RawText::from)
     }
 
     fn query_thread<T>(&self, question: impl Fn(&ThreadHandle) -> Result<T, Errno>) -> Result<T, Errno> {

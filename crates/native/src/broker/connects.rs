@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, getsockname};
 use stockade_egress::{
-    AnnouncedConnection, ConnectOrder, DialError, EgressCaller, EgressDestination, EgressPermit, ProxyService as Offer,
+    AnnouncedConnection, ConnectOrder, DialError, EgressDestination, EgressPermit, ProxyService as Offer,
 };
-use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget, RawText};
+use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget};
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
@@ -71,7 +71,7 @@ impl BrokerService {
             ConnectRoute::Offered(offer) => {
                 let arrival = ready()?;
                 run_egress.with_proxy(|proxy| {
-                    proxy.connect_service(offer, dialled, describe_caller(caller), move |dial_result| {
+                    proxy.connect_service(offer, dialled, caller.clone(), move |dial_result| {
                         arrival.complete_dial(dial_result)
                     })
                 })?
@@ -79,7 +79,7 @@ impl BrokerService {
             ConnectRoute::Out(target, permit) => {
                 let arrival = ready()?;
                 let connect_timeout = (!connection.waits).then_some(DIAL_TIMEOUT);
-                let order = ConnectOrder { target, dialled, caller: describe_caller(caller), permit, connect_timeout };
+                let order = ConnectOrder { target, dialled, caller: caller.clone(), permit, connect_timeout };
                 run_egress.with_proxy(|proxy| {
                     proxy.connect_target(order, move |dial_result| arrival.complete_dial(dial_result))
                 })?
@@ -183,10 +183,6 @@ pub(super) fn canonical_address(ip: IpAddr, port: u16) -> SocketAddr {
         other => other,
     };
     SocketAddr::new(ip, port)
-}
-
-fn describe_caller(caller: &CallerProcess) -> EgressCaller {
-    EgressCaller { pid: caller.pid, program: caller.program.clone().map(RawText::from) }
 }
 
 /// A program's socket that waits for the egress proxy.

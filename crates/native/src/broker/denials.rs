@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
 use stockade_backend_api::AttemptEvent;
+use stockade_egress::EgressCaller;
 use stockade_permissions::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
@@ -32,19 +33,14 @@ impl RefusedOperation {
 
     /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: CallerProcess) -> Denial {
-        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object.as_slice()), self.refusal);
-        let program = actor.program.map(RawText::from);
+        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object), self.refusal);
         let unknown = Denial::of_unknown_process(self.operation, object, self.layer, rule, grant);
-        Denial { pid: actor.pid, program, ..unknown }
+        Denial { pid: actor.pid, program: actor.program, ..unknown }
     }
 }
 
-/// The caller of a call.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CallerProcess {
-    pub pid: Option<u32>,
-    pub program: Option<Vec<u8>>,
-}
+/// The caller of a call, as the egress proxy knows it too.
+pub(super) type CallerProcess = EgressCaller;
 
 /// Operation, object and rule of a refusal.
 type DenialKind = (DeniedOperation, Vec<u8>, String);

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::ffi::CString;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2};
-use stockade_model::DeniedOperation;
+use stockade_model::{DeniedOperation, RawText};
 use stockade_permissions::guards::view::last_component;
 use stockade_sys::Errno;
 
@@ -27,7 +27,7 @@ use super::walk::ResolvedName;
 const MAX_REPORTED_REMOVALS: usize = 10_000;
 
 /// Returns the program that makes a call.
-pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<Vec<u8>>;
+pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<RawText>;
 
 /// Names whose removal was reported to a program but not done: device and inode of the directory,
 /// and the name.
@@ -102,7 +102,7 @@ impl BrokerService {
 
     /// Returns whether git makes the call, in a work tree.
     fn is_of_git(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
-        let is_git = || program().is_some_and(|program| last_component(&program) == b"git");
+        let is_git = || program().is_some_and(|program| last_component(program.as_bytes()) == b"git");
         !place.special && self.powers.is_of_work_tree(&place.path) && is_git()
     }
 

@@ -61,7 +61,7 @@ impl HeldBrokerCall {
 impl Waiter {
     /// Creates the waiter for a request to the egress proxy.
     pub fn for_request(request: BrokeredRequest, denied: RefusedOperation) -> Self {
-        Self { waiting_caller: request.caller_process(), work: HeldWork::Request(request), denied }
+        Self { waiting_caller: request.caller.clone(), work: HeldWork::Request(request), denied }
     }
 }
 
@@ -243,7 +243,7 @@ impl BrokerService {
         if !self.notifier.is_valid(id) {
             return None;
         }
-        if call.pins.still_hold(&call.broker_call).is_err() {
+        if !call.pins.still_hold(&call.broker_call) {
             self.refuse_changed(id, waiting_caller, original_denial);
             return None;
         }

@@ -136,19 +136,13 @@ pub struct BrokerReport {
     pub changed: bool,
 }
 
-/// Properties of the broker itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BrokerTraits {
-    /// The kernel gives the processor to the broker at each notification (since Linux 6.6).
-    pub synchronous: bool,
-}
-
 /// A running broker. Dropping it stops the broker without waiting.
 #[derive(Debug)]
 pub struct BrokerHandle {
     answers: AnswerSender,
     report: Receiver<BrokerReport>,
-    traits: BrokerTraits,
+    /// The kernel gives the processor to the broker at each notification (since Linux 6.6).
+    pub(crate) is_synchronous: bool,
 }
 
 /// Sender of answers to held calls. Clones send to the same broker; after its end the answers are
@@ -304,21 +298,16 @@ impl PreparedBroker {
         run_egress: Option<Arc<RunEgress>>,
     ) -> Result<BrokerHandle, BrokerError> {
         let notifier = SeccompNotifier::new(listener).map_err(map_step_error("learn the size of notifications"))?;
-        let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
+        let is_synchronous = notifier.wake_synchronously().is_ok();
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
         let Self { bound, small_disk, .. } = self;
         let inputs = ServiceInputs { notifier, hold, run_egress, bound, small_disk };
         self.inputs.send(inputs).map_err(|_| BrokerError::Silent)?;
-        Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
+        Ok(BrokerHandle { answers: self.answers, report: self.report, is_synchronous })
     }
 }
 
 impl BrokerHandle {
-    /// Returns the properties of the broker.
-    pub fn traits(&self) -> BrokerTraits {
-        self.traits
-    }
-
     /// Returns the sender of answers.
     pub fn answer_sender(&self) -> AnswerSender {
         self.answers.clone()

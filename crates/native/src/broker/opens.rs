@@ -251,18 +251,15 @@ impl BrokerService {
                 Ok(CallProgress::Link(place.open_nofollow()?))
             }
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
-                self.open_reluctant(id, resolve::open_component(directory.as_fd(), &place.name)?, open_request, errno)
+                let held = resolve::open_component(directory.as_fd(), &place.name)?;
+                let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
+                // A pipe without a reader, a file under a lease, or a socket.
+                let may_wait = matches!(kind, FileType::Fifo | FileType::RegularFile);
+                let waits = may_wait && !open_request.has_flag(libc::O_NONBLOCK);
+                if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
             }
             Err(errno) => Err(errno.into()),
         }
-    }
-
-    /// Handles an object that the kernel did not open without blocking: a pipe without a reader, a
-    /// file under a lease, or a socket.
-    fn open_reluctant(&self, id: u64, held: OwnedFd, open_request: OpenRequest, errno: Errno) -> CallResult {
-        let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
-        let waits = !open_request.has_flag(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
-        if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
     }
 
     /// Opens the object of `pipe` on a thread that may block.

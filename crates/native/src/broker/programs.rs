@@ -86,7 +86,7 @@ impl BrokerService {
     /// Reports that a program runs.
     pub(super) fn report_execution(&self, pid: Option<u32>, object: &ResolvedObject) {
         if let Some(reads) = &self.reads {
-            self.note_read(reads, object, || CallerProcess { pid, program: Some(object.path.clone()) });
+            self.note_read(reads, object, || CallerProcess { pid, program: Some(object.path.clone().into()) });
         }
         self.lock_ledger().note_execution(pid.unwrap_or_default(), object.path.clone());
     }

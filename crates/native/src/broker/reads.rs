@@ -128,7 +128,7 @@ impl ReadLog {
             directory: known.directory,
             files: known.files,
             pid: known.caller_process.pid,
-            program: known.caller_process.program.map(RawText::from),
+            program: known.caller_process.program,
             count: known.count,
         };
         std::mem::take(&mut self.known).into_iter().map(build_access).collect()
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     fn actor() -> CallerProcess {
-        CallerProcess { pid: Some(7), program: Some(b"/bin/cat".to_vec()) }
+        CallerProcess { pid: Some(7), program: Some("/bin/cat".into()) }
     }
 
     fn paths(reads: &[ReadAccess]) -> Vec<(String, u64, u64)> {

@@ -14,6 +14,7 @@ use stockade_sys::{Errno, resolve};
 use super::call_result::{CallResult, refuse_always};
 use super::opens::{OpenRequest, finish_open};
 use super::service::BrokerService;
+use super::view::is_same_object;
 
 /// Device that creates terminals (pty(7)).
 const PTMX_PATH: &[u8] = b"/dev/ptmx";
@@ -39,9 +40,7 @@ impl RunTerminals {
     }
 
     fn has_terminal(&self, terminal_stat: &Stat) -> bool {
-        let is = |stat: Stat| {
-            stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (terminal_stat.st_dev, terminal_stat.st_ino)
-        };
+        let is = |stat: Stat| stat.st_nlink > 0 && is_same_object(&stat, terminal_stat);
         self.0.borrow().iter().any(|held| fstat(held).is_ok_and(is))
     }
 }

@@ -50,9 +50,6 @@ impl NameHandle<'_> {
 /// inode number from being reused.
 pub(super) struct PinnedObjects(Vec<Option<(OwnedFd, Stat)>>);
 
-/// The object is not the one that was shown.
-pub(super) struct ObjectChangedError;
-
 impl PinnedObjects {
     /// Holds the objects that have the names of `broker_call` now.
     pub fn pin_objects(broker_call: &BrokeredCall) -> Result<Self, Errno> {
@@ -67,24 +64,21 @@ impl PinnedObjects {
     /// Returns whether the directories, names and objects of `broker_call` are those that were shown. A
     /// name may be gone, and a free name may have a new object, because the answer was about the
     /// name. A new link counts as changed, because it would be followed.
-    pub fn still_hold(&self, broker_call: &BrokeredCall) -> Result<(), ObjectChangedError> {
+    pub fn still_hold(&self, broker_call: &BrokeredCall) -> bool {
         let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
         for (place, pin) in broker_call.resolved_names().zip(&self.0) {
             if !is_at(&place.directory.fd, &place.directory.path) {
-                return Err(ObjectChangedError);
+                return false;
             }
             let now = place.open_nofollow().and_then(fstat);
             match (pin, now) {
                 (_, Err(_)) => {}
                 (Some((_, then)), Ok(now)) if is_same_object(then, &now) => {}
                 (None, Ok(now)) if FileType::from_raw_mode(now.st_mode) != FileType::Symlink => {}
-                _ => return Err(ObjectChangedError),
+                _ => return false,
             }
         }
-        match broker_call.held_object() {
-            Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(ObjectChangedError),
-            _ => Ok(()),
-        }
+        broker_call.held_object().is_none_or(|object| object.is_placeless() || is_at(&object.fd, &object.path))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::assembly::LaunchingAttempt;
 use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
 use crate::egress::{self, PublishedPorts};
-use crate::errors::{map_broker_error, map_launch_error, map_limit_error};
+use crate::errors::{map_launch_error, map_limit_error, map_plain_error};
 use crate::run_monitor::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, StartingMonitor};
 use crate::streams::OutputPipes;
 use crate::undoing;
@@ -134,8 +134,8 @@ impl SandboxCommandBackend {
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
         let event_sink = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
         let powers = self.command_permissions(plan, &launching);
-        let mut broker = Broker::begin(powers, plan.level, (None, None), broker_event_sink(&event_sink))
-            .map_err(map_broker_error)?;
+        let mut broker =
+            Broker::begin(powers, plan.level, (None, None), broker_event_sink(&event_sink)).map_err(map_plain_error)?;
         broker.bound = self.sandbox.bound.clone();
         broker.small_disk = small_disk(&plan.profile.limits);
         let egress_options =
