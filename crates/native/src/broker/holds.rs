@@ -193,11 +193,7 @@ impl<W> QuestionTable<W> {
 
     /// Removes all questions and returns them.
     pub fn sweep_all(&mut self) -> Vec<u64> {
-        let open = self.question_ids();
-        for id in &open {
-            self.take_question(*id);
-        }
-        open
+        self.question_ids().into_iter().filter(|id| self.take_question(*id).is_some()).collect()
     }
 
     fn insert(&mut self, id: u64, hold: BrokerQuestion<W>) {

@@ -160,8 +160,8 @@ impl BrokerService {
             return Err(refuse_always(operation, path, rule));
         }
         match self.powers.decide_socket(Path::new(OsStr::from_bytes(path))) {
-            PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
             PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),
+            PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
         }
     }
 
