@@ -101,7 +101,7 @@ impl NativeBackend {
         &self,
         plan: &AttemptPlan,
         (io, asks): (StdioMode, bool),
-        edge: &PreparedInterception,
+        interception: &PreparedInterception,
         (staging, signing): (Option<&AttemptStage>, &RunSigningAgent),
     ) -> LaunchOptions {
         let mut options = LaunchOptions {
@@ -111,7 +111,7 @@ impl NativeBackend {
             private: self.options.within.clone(),
             own_network: self.options.connector.is_some(),
             late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
-            ..egress::launch_options(plan, edge)
+            ..egress::launch_options(plan, interception)
         };
         signing.add_variables(plan, &mut options);
         options
@@ -194,13 +194,13 @@ impl Backend for NativeBackend {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         let streams = OutputPipes::new(*io)?;
-        let edge = prepare_interception(plan)?;
+        let interception = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
         let staging = AttemptStage::from_plan(plan, self.options.stages.as_deref())?;
         let renewal = NameRotation::for_plan(plan, self.options.caches.as_deref());
         let (undoing, recorder) = undoing::begin_undo_record(plan, self.options.undo.as_deref())?.unzip();
         let signing = RunSigningAgent::from_plan(plan, self.options.signing.as_ref())?;
-        let options = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
+        let options = || self.build_launch_options(plan, (*io, hold), &interception, (staging.as_ref(), &signing));
         let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
         // The limits and the two threads are prepared while the init builds.
         let guard = join_limits(plan, &mut launching)?;
@@ -211,7 +211,7 @@ impl Backend for NativeBackend {
         let mut broker = Broker::begin(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
             .map_err(map_plain_error)?;
         broker.small_disk = small_disk(&plan.profile.limits);
-        let served = (edge, published, self.options.resolver.clone());
+        let served = (interception, published, self.options.resolver.clone());
         let egress_options = RunEgressOptions {
             connector: self.options.connector.clone(),
             ..build_proxy_options(plan, served, &broker, &event_sink)
@@ -256,14 +256,14 @@ fn join_limits(plan: &AttemptPlan, launching: &mut LaunchingSandbox) -> Result<L
 /// Returns the options of a run's egress proxy.
 pub(crate) fn build_proxy_options(
     plan: &AttemptPlan,
-    (edge, published, resolver): (PreparedInterception, PublishedPorts, Option<Arc<dyn NameResolver>>),
+    (interception, published, resolver): (PreparedInterception, PublishedPorts, Option<Arc<dyn NameResolver>>),
     broker: &PreparedBroker,
     event_sink: &RunEventSink,
 ) -> RunEgressOptions {
     let event_sink = event_sink.clone();
     RunEgressOptions {
         rules: plan.profile.egress.clone(),
-        edge: Arc::new(edge),
+        interception: Arc::new(interception),
         policy: Arc::new(broker.egress_policy()),
         sink: Arc::new(move |event| event_sink.report_event(translate_proxy_event(event))),
         published,

@@ -78,14 +78,14 @@ pub fn prepare_enclosed_attempt(
     io: StdioMode,
     events: AttemptEventSender,
 ) -> Result<Box<dyn Attempt>, StartError> {
-    demand_directory(plan.cwd.as_path())?;
+    require_directory(plan.cwd.as_path())?;
     let mark = new_mark()?;
     plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
     let enforced = enclosed_report(adopt_orphans().is_ok());
     Ok(Box::new(HostAttempt::new(plan, io, events, (enforced, Some(mark)))))
 }
 
-fn demand_directory(path: &Path) -> Result<(), StartError> {
+fn require_directory(path: &Path) -> Result<(), StartError> {
     let of = |why: String| StartError { what: format!("the working directory {}: {why}", path.display()), hint: None };
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(()),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_run_is_the_program_that_was_named_and_never_a_shell_for_it() {
+    fn the_named_program_is_run_and_never_a_shell_for_it() {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in [("script", "#!/bin/sh\necho $1\n"), ("text", "echo $1\n")] {
             std::fs::write(directory.path().join(name), text).unwrap();

@@ -52,10 +52,13 @@ impl RunSigningAgent {
         let listener = match person {
             Some(person) if !uses.is_empty() => {
                 let socket = person.agent.as_ref().ok_or_else(|| map_hinted_error(AgentError::None))?;
-                let places = (person.home.as_path(), std::env::temp_dir());
-                let prepared =
-                    AgentListener::prepare_agent(&uses, UserSshAgent::at_socket(socket), (places.0, &places.1))
-                        .map_err(map_hinted_error)?;
+                let directories = (person.home.as_path(), std::env::temp_dir());
+                let prepared = AgentListener::prepare_agent(
+                    &uses,
+                    UserSshAgent::at_socket(socket),
+                    (directories.0, &directories.1),
+                )
+                .map_err(map_hinted_error)?;
                 Some(prepared)
             }
             _ => None,

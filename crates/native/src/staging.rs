@@ -32,7 +32,7 @@ impl Drop for AttemptStage {
 impl AttemptStage {
     /// Makes the stage that `plan` requests, if any. Staged changes of an earlier attempt of the
     /// same request are discarded first, so that nothing happens twice (L4).
-    pub fn from_plan(plan: &AttemptPlan, place: Option<&Path>) -> Result<Option<Self>, StartError> {
+    pub fn from_plan(plan: &AttemptPlan, stage_root: Option<&Path>) -> Result<Option<Self>, StartError> {
         if !is_staged(plan) {
             return Ok(None);
         }
@@ -42,11 +42,11 @@ impl AttemptStage {
                 hint: Some("run at level full or restricted, or without a stage".to_owned()),
             });
         }
-        let place = place.ok_or_else(|| StartError {
+        let stage_root = stage_root.ok_or_else(|| StartError {
             what: "this backend has no directory for stages".to_owned(),
             hint: Some("run without a stage".to_owned()),
         })?;
-        let stages = StageDirectory::open(place).map_err(map_hinted_error)?;
+        let stages = StageDirectory::open(stage_root).map_err(map_hinted_error)?;
         if plan.attempt > 1 {
             discard_earlier(&stages, plan)?;
         }
@@ -70,7 +70,7 @@ impl AttemptStage {
     pub fn pre_write_hook(&self) -> Result<Option<PreWriteHook>, StartError> {
         let create_hook = |stage| match self.overlay {
             Some(_) => BaselineRecorder::new(stage).map(PreWriteHook::Noted),
-            None => BackupTree::new(stage).map(PreWriteHook::PutAside),
+            None => BackupTree::new(stage).map(PreWriteHook::BackUp),
         };
         self.stage.as_ref().map(create_hook).transpose().map_err(map_hinted_error)
     }
@@ -103,7 +103,7 @@ fn discard_earlier(stages: &StageDirectory, plan: &AttemptPlan) -> Result<(), St
     for listed in stages.list_stages().map_err(map_hinted_error)? {
         if listed.meta.as_ref().is_some_and(|meta| meta.request == plan.request) {
             let stage = stages.open_for_changes(&listed.id).map_err(map_hinted_error)?;
-            stage.remove().map_err(|error| map_hinted_error(StageError::Place(error)))?;
+            stage.remove().map_err(|error| map_hinted_error(StageError::Directory(error)))?;
         }
     }
     Ok(())

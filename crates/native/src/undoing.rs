@@ -13,11 +13,11 @@ use stockade_stage::undo::{NewUndoRun, UndoRecorder, UndoRun, UndoStore};
 /// workspace.
 pub(crate) fn begin_undo_record(
     plan: &AttemptPlan,
-    place: Option<&Path>,
+    undo_root: Option<&Path>,
 ) -> Result<Option<(UndoRun, UndoRecorder)>, StartError> {
     let limit_bytes = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan));
     // Without a place the report states that nothing is kept.
-    let (Some(limit_bytes), Some(place)) = (limit_bytes, place) else { return Ok(None) };
+    let (Some(limit_bytes), Some(undo_root)) = (limit_bytes, undo_root) else { return Ok(None) };
     let new = NewUndoRun {
         request: plan.request.clone(),
         command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
@@ -25,7 +25,7 @@ pub(crate) fn begin_undo_record(
         limit_bytes,
         protect: plan.profile.filesystem.protect.clone(),
     };
-    UndoStore::open_or_create(place).and_then(|store| store.begin_run(&new)).map(Some).map_err(|error| StartError {
+    UndoStore::open_or_create(undo_root).and_then(|store| store.begin_run(&new)).map(Some).map_err(|error| StartError {
         what: format!("cannot keep the changes of this run for undo: {error}"),
         hint: Some("run without undo".to_owned()),
     })

@@ -186,7 +186,7 @@ fn staged_in_place(scene: &Scene, operations: &[Operation]) -> (Option<StageId>,
         backend.prepare_attempt(&plan, &StdioMode::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
     attempt.release_command().unwrap();
     let end = loop {
-        if let AttemptEvent::Ended(end) = events.recv_timeout(support::PATIENCE).expect("it ends") {
+        if let AttemptEvent::Ended(end) = events.recv_timeout(support::TIMEOUT).expect("it ends") {
             break end;
         }
     };

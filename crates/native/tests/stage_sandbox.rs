@@ -17,7 +17,7 @@ use stockade_backend_api::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
 use stockade_native::{NativeBackend, NativeOptions};
 use stockade_stage::{CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all};
-use support::{PATIENCE, in_each_role, plan, script};
+use support::{TIMEOUT, in_each_role, plan, script};
 
 const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 const FRESH: i64 = 1_600_000_000;
@@ -96,7 +96,7 @@ impl Scene {
 
 fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     let mut denials = Vec::new();
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + TIMEOUT;
     loop {
         let remaining = give_up.saturating_duration_since(Instant::now());
         match events.recv_timeout(remaining).expect("the attempt ends") {
@@ -118,8 +118,8 @@ const WORK: &str = "set -e; echo new >n; echo more >>a; : >b; rm gone; mkdir -p 
 const BEFORE: &str = "echo a >a; echo b >b; touch gone; mkdir d; echo d >d/d; mkdir old; touch old/old";
 
 #[test]
-fn what_is_staged_is_what_a_native_run_does() {
-    in_each_role("what_is_staged_is_what_a_native_run_does", || {
+fn a_stage_has_the_changes_of_a_native_run() {
+    in_each_role("a_stage_has_the_changes_of_a_native_run", || {
         for level in LEVELS {
             let scene = Scene::at(level, BEFORE);
             let native = scene.top().join("native");
@@ -147,8 +147,8 @@ fn a_run_that_changes_nothing_leaves_no_stage() {
 }
 
 #[test]
-fn the_working_directory_and_what_is_read_are_staged_too() {
-    in_each_role("the_working_directory_and_what_is_read_are_staged_too", || {
+fn the_working_directory_and_reads_are_staged_too() {
+    in_each_role("the_working_directory_and_reads_are_staged_too", || {
         for level in LEVELS {
             let scene = Scene::at(level, "mkdir d; echo below >d/f; chmod 700 d");
             let mut plan = scene.plan("pwd; cat f; echo above >f; cat f; echo x >../top; ls ..");
@@ -182,8 +182,8 @@ fn protected_names_are_refused_in_a_stage_as_well() {
 }
 
 #[test]
-fn what_is_granted_from_the_start_is_staged() {
-    in_each_role("what_is_granted_from_the_start_is_staged", || {
+fn writes_granted_at_the_start_are_staged() {
+    in_each_role("writes_granted_at_the_start_are_staged", || {
         for level in LEVELS {
             let scene = Scene::at(level, "mkdir -p .git; echo c >.git/index");
             let mut plan = scene.plan("echo new >.git/index; echo m >.git/made; mkdir .vscode; echo t >.vscode/t");
@@ -205,8 +205,8 @@ fn what_is_granted_from_the_start_is_staged() {
 }
 
 #[test]
-fn what_is_granted_while_it_runs_is_staged() {
-    in_each_role("what_is_granted_while_it_runs_is_staged", || {
+fn writes_granted_later_are_staged() {
+    in_each_role("writes_granted_later_are_staged", || {
         for level in LEVELS {
             let scene = Scene::at(level, "mkdir -p .git; echo c >.git/index; touch .git/gone");
             let plan =
@@ -216,7 +216,7 @@ fn what_is_granted_while_it_runs_is_staged() {
             let mut attempt = scene.backend().prepare_attempt(&plan, &CAPTURE, true, sender).unwrap();
             attempt.release_command().unwrap();
             let staged = loop {
-                match events.recv_timeout(PATIENCE).unwrap() {
+                match events.recv_timeout(TIMEOUT).unwrap() {
                     AttemptEvent::Held { id, .. } => {
                         let grant = Grant::Write(scene.workspace().join(".git"));
                         attempt.answer_call(id, HeldAnswer::Granted(vec![grant]));
@@ -293,9 +293,9 @@ fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str,
 }
 
 #[test]
-fn the_witness_knows_content_from_times() {
+fn the_baseline_distinguishes_content_from_times() {
     use WorkspaceChange::{Changed, Created, Removed};
-    in_each_role("the_witness_knows_content_from_times", || {
+    in_each_role("the_baseline_distinguishes_content_from_times", || {
         // Touched, or changed and changed back: still what it was.
         check_conflict("echo b >>a", "touch a", "true", &[]);
         check_conflict("echo b >>a", "echo c >a; echo a >a", "true", &[]);
@@ -332,8 +332,8 @@ fn a_second_attempt_begins_anew() {
 }
 
 #[test]
-fn what_cannot_be_staged_does_not_run() {
-    in_each_role("what_cannot_be_staged_does_not_run", || {
+fn an_unstageable_run_does_not_start() {
+    in_each_role("an_unstageable_run_does_not_start", || {
         let scene = Scene::new("true");
         let refused = |plan: &AttemptPlan, backend: NativeBackend| {
             let (sender, _events) = channel();
@@ -366,7 +366,7 @@ fn what_cannot_be_staged_does_not_run() {
 
 /// Not by any way to it: by its name, by a descriptor, by another of its names.
 #[test]
-fn what_was_put_aside_is_never_written_to() {
+fn backups_are_never_written_to() {
     const WAYS: &str = "python3 -c 'import os
 fd = os.open(\"a\", os.O_RDONLY)
 os.fchmod(fd, 0o600)
@@ -382,7 +382,7 @@ open(\"f\", \"w\").write(\"elsewhere\")
 os.link(\"/proc/self/fd/%d\" % fd, \"m\", src_dir_fd=os.open(\".\", 0))
 open(\"m\", \"w\").write(\"by a link\")
 '";
-    in_each_role("what_was_put_aside_is_never_written_to", || {
+    in_each_role("backups_are_never_written_to", || {
         let before = "echo a >a; ln a b; echo c >c; echo e >e; touch -d 2001-01-01 a c e .";
         let scene = Scene::at(IsolationLevel::Restricted, before);
         let identities = || ["a", "b", "c", "e"].map(|name| fs::metadata(scene.workspace().join(name)).unwrap().ino());
@@ -423,7 +423,7 @@ fn victim() {
     );
     let mut attempt = backend.prepare_attempt(&plan, &CAPTURE, false, AttemptEventSender::new(|_| {})).unwrap();
     attempt.release_command().unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
 }
 
 fn start_victim(what: &str, top: &Path) -> std::process::Child {

@@ -44,22 +44,22 @@ impl BrokerService {
             self.note_guarded(undo)?;
         }
         let mut recorder = undo.recorder.borrow_mut();
-        let is_named = |place: &ResolvedName| !place.special && is_kept(&place.path);
+        let is_named = |resolved: &ResolvedName| !resolved.special && is_kept(&resolved.path);
         match broker_call {
-            BrokeredCall::Open { place, open_request } if is_named(place) => {
-                let done = record_open(&mut recorder, &place.path, *open_request);
-                self.require_recorded(open_request.operation(), &place.path, done)
+            BrokeredCall::Open { resolved, open_request } if is_named(resolved) => {
+                let done = record_open(&mut recorder, &resolved.path, *open_request);
+                self.require_recorded(open_request.operation(), &resolved.path, done)
             }
             BrokeredCall::Reopen { object, open_request } if !open_request.only_reads() => {
                 self.keep_object(&mut recorder, object)
             }
-            BrokeredCall::MakeDirectory { place, .. }
-            | BrokeredCall::MakeNode { place, .. }
-            | BrokeredCall::MakeLink { place, .. }
-            | BrokeredCall::Bind { place, .. }
-                if is_named(place) =>
+            BrokeredCall::MakeDirectory { resolved, .. }
+            | BrokeredCall::MakeNode { resolved, .. }
+            | BrokeredCall::MakeLink { resolved, .. }
+            | BrokeredCall::Bind { resolved, .. }
+                if is_named(resolved) =>
             {
-                self.require_recorded(DeniedOperation::Create, &place.path, recorder.before_create(&place.path))
+                self.require_recorded(DeniedOperation::Create, &resolved.path, recorder.before_create(&resolved.path))
             }
             BrokeredCall::MakeName { source, new } if is_named(new) => {
                 let done = recorder.before_link(&source.path, &new.path);
@@ -69,8 +69,8 @@ impl BrokerService {
             BrokeredCall::MakeName { source, .. } if is_kept(&source.path) && !source.is_placeless() => {
                 Err(Errno::XDEV.into())
             }
-            BrokeredCall::Remove { place, .. } if is_named(place) => {
-                self.require_recorded(DeniedOperation::Remove, &place.path, recorder.before_remove(&place.path))
+            BrokeredCall::Remove { resolved, .. } if is_named(resolved) => {
+                self.require_recorded(DeniedOperation::Remove, &resolved.path, recorder.before_remove(&resolved.path))
             }
             BrokeredCall::Rename { old, new, flags } => match (is_named(old), is_named(new)) {
                 (true, true) => {
@@ -114,8 +114,8 @@ impl BrokerService {
             return Ok(());
         }
         self.make_surveys()?;
-        let (places, repositories) = self.surveys.borrow().guarded_beneath(&undo.workspace);
-        let noted = undo.recorder.borrow_mut().note_guarded(&places, &repositories);
+        let (guarded_paths, repositories) = self.surveys.borrow().guarded_beneath(&undo.workspace);
+        let noted = undo.recorder.borrow_mut().note_guarded(&guarded_paths, &repositories);
         self.require_recorded(DeniedOperation::Write, &undo.workspace, noted)
     }
 

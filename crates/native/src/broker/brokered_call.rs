@@ -18,7 +18,7 @@ use super::walk::{ResolvedName, ResolvedObject};
 pub(super) enum BrokeredCall {
     /// Opens a name, which must be of a file.
     Open {
-        place: ResolvedName,
+        resolved: ResolvedName,
         open_request: OpenRequest,
     },
     /// Opens the object of a descriptor again.
@@ -32,17 +32,17 @@ pub(super) enum BrokeredCall {
         open_request: OpenRequest,
     },
     MakeDirectory {
-        place: ResolvedName,
+        resolved: ResolvedName,
         mode: Mode,
     },
     MakeNode {
-        place: ResolvedName,
+        resolved: ResolvedName,
         kind: FileType,
         mode: Mode,
         device: u64,
     },
     MakeLink {
-        place: ResolvedName,
+        resolved: ResolvedName,
         text: CString,
     },
     /// Makes a hard link to a file.
@@ -51,7 +51,7 @@ pub(super) enum BrokeredCall {
         new: ResolvedName,
     },
     Remove {
-        place: ResolvedName,
+        resolved: ResolvedName,
         flags: AtFlags,
     },
     Rename {
@@ -68,7 +68,7 @@ pub(super) enum BrokeredCall {
     /// Makes a socket file; its mode lacks the bits of `mask`.
     Bind {
         socket: OwnedFd,
-        place: ResolvedName,
+        resolved: ResolvedName,
         mask: Mode,
     },
     /// Starts a program; the kernel carries it out.
@@ -89,15 +89,15 @@ impl BrokeredCall {
     /// Returns the names that the deed acts on.
     pub fn resolved_names(&self) -> impl Iterator<Item = &ResolvedName> {
         let (one, other) = match self {
-            Self::Open { place, .. }
-            | Self::MakeDirectory { place, .. }
-            | Self::MakeNode { place, .. }
-            | Self::MakeLink { place, .. }
-            | Self::Bind { place, .. }
-            | Self::Remove { place, .. } => (Some(place), None),
+            Self::Open { resolved, .. }
+            | Self::MakeDirectory { resolved, .. }
+            | Self::MakeNode { resolved, .. }
+            | Self::MakeLink { resolved, .. }
+            | Self::Bind { resolved, .. }
+            | Self::Remove { resolved, .. } => (Some(resolved), None),
             Self::MakeName { new, .. } => (Some(new), None),
             Self::Rename { old, new, .. } => (Some(old), Some(new)),
-            Self::Run(start) => (start.object.place.as_ref(), None),
+            Self::Run(start) => (start.object.resolved.as_ref(), None),
             Self::Reopen { .. } | Self::OpenUnnamed { .. } | Self::Change { .. } | Self::Connect(_) => (None, None),
         };
         one.into_iter().chain(other)
@@ -138,18 +138,18 @@ impl BrokerService {
         self.prepare_stage(broker_call)?;
         self.keep_for_undo(broker_call)?;
         match broker_call {
-            BrokeredCall::Open { place, open_request } => self.open_at(id, place, *open_request),
+            BrokeredCall::Open { resolved, open_request } => self.open_at(id, resolved, *open_request),
             BrokeredCall::Reopen { object, open_request } => self.reopen_object(id, object, *open_request),
             BrokeredCall::OpenUnnamed { directory, open_request } => self.open_unnamed(directory, *open_request),
-            BrokeredCall::MakeDirectory { place, mode } => self.make_directory(place, *mode),
-            BrokeredCall::MakeNode { place, kind, mode, device } => self.make_node(place, *kind, *mode, *device),
-            BrokeredCall::MakeLink { place, text } => self.make_link(place, text),
+            BrokeredCall::MakeDirectory { resolved, mode } => self.make_directory(resolved, *mode),
+            BrokeredCall::MakeNode { resolved, kind, mode, device } => self.make_node(resolved, *kind, *mode, *device),
+            BrokeredCall::MakeLink { resolved, text } => self.make_link(resolved, text),
             BrokeredCall::MakeName { source, new } => self.make_name(source, new),
-            BrokeredCall::Remove { place, flags } => self.remove(place, *flags),
+            BrokeredCall::Remove { resolved, flags } => self.remove(resolved, *flags),
             BrokeredCall::Rename { old, new, flags } => self.rename_entry(old, new, *flags),
             BrokeredCall::Change { object, change } => self.change_object(object, change),
             BrokeredCall::Connect(connection) => self.connect_to(id, connection),
-            BrokeredCall::Bind { socket, place, mask } => self.bind_for_caller(socket, place, *mask),
+            BrokeredCall::Bind { socket, resolved, mask } => self.bind_for_caller(socket, resolved, *mask),
             BrokeredCall::Run(start) => self.may_run(start),
         }
     }

@@ -33,18 +33,18 @@ impl BrokerService {
     fn is_needed(&self, path: &[u8]) -> bool {
         match self.powers.git_part(path) {
             Some(part) if self.powers.is_known_part(path) => {
-                matches!(part, GitPathKind::Needed { .. } | GitPathKind::Judged(GuardedContent::Index))
+                matches!(part, GitPathKind::Needed { .. } | GitPathKind::Checked(GuardedContent::Index))
             }
             _ => repository::is_needed(path, self.surveys.borrow().trusted_parts(), &|p| self.exists_in_view(p)),
         }
     }
 
-    /// Checks whether the name that was made at `place` is still permitted.
-    fn confirm_name(&self, place: &ResolvedName, operation: DeniedOperation) -> CallResult<()> {
-        if place.special {
+    /// Checks whether the name that was made at `resolved` is still permitted.
+    fn confirm_name(&self, resolved: &ResolvedName, operation: DeniedOperation) -> CallResult<()> {
+        if resolved.special {
             return Ok(());
         }
-        place.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, &place.path, operation))
+        resolved.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, &resolved.path, operation))
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`. `decided` is the
@@ -171,9 +171,9 @@ impl BrokerService {
         if old.name.special || new.name.special {
             return Ok(());
         }
-        let look = |place: &ResolvedName| {
-            self.confirm_name(place, DeniedOperation::Rename)?;
-            place.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
+        let look = |resolved: &ResolvedName| {
+            self.confirm_name(resolved, DeniedOperation::Rename)?;
+            resolved.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let mut confirmed = look(new.name);
@@ -183,11 +183,11 @@ impl BrokerService {
             let _ = renameat_with(&new.directory, names.0, &old.directory, names.1, RenameFlags::NOREPLACE);
         }
         // The old name is checked too, because it was free for a moment.
-        for place in [new, old] {
+        for resolved in [new, old] {
             let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
-            while let Err(failure) = look(place.name) {
+            while let Err(failure) = look(resolved.name) {
                 confirmed = Err(failure);
-                rename_out_of_way(place);
+                rename_out_of_way(resolved);
                 if Instant::now() > deadline {
                     break;
                 }
@@ -216,7 +216,7 @@ impl BrokerService {
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
     /// [`guards`](stockade_permissions::guards).
-    pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
+    pub(super) fn refusal_of_name(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         if creates_name(operation)
@@ -313,12 +313,12 @@ impl BrokerService {
     }
 }
 
-/// Renames the object at `place` to an unguessable name beside it, which has no meaning.
-fn rename_out_of_way(place: &NameHandle<'_>) {
+/// Renames the object at `resolved` to an unguessable name beside it, which has no meaning.
+fn rename_out_of_way(resolved: &NameHandle<'_>) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // Fails if the object is gone, which is fine.
-    let _ = renameat_with(&place.directory, &place.name.name, &place.directory, &name, RenameFlags::NOREPLACE);
+    let _ = renameat_with(&resolved.directory, &resolved.name.name, &resolved.directory, &name, RenameFlags::NOREPLACE);
 }
 
 /// Returns a path in a held directory that spells `inner`, which has one component or more. Case is folded.

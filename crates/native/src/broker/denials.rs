@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_refusals_are_told_once_and_counted_and_the_rest_is_bounded() {
+    fn equal_refusals_are_reported_once_and_counted_and_the_rest_is_bounded() {
         let (sender, receiver) = channel();
         let mut ledger = DenialLedger::new(Box::new(move |event| {
             let _ = sender.send(event);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_path_that_says_where_it_leads_is_plain() {
+    fn only_a_path_with_an_evident_target_is_plain() {
         for plain in ["/a", "/a/b.c", "/...", "/a/.b/c..", "/ "] {
             check(plain, Err(Errno::BADF), Some(plain));
         }

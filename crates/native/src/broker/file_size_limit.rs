@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_run_wrote_makes_no_room() {
+    fn data_written_by_the_run_makes_no_room() {
         let room = FileAllocations::new(1);
         assert_eq!(room.allocated_before((1, 1), 0), 0);
         assert_eq!(room.allocated_before((1, 1), 4096), 0, "the run wrote it");

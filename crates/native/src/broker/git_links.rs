@@ -111,10 +111,12 @@ impl BrokerService {
         }
     }
 
-    /// Returns whether no link of a run may lead to `place`: it is hidden, private (where nothing
+    /// Returns whether no link of a run may lead to `resolved`: it is hidden, private (where nothing
     /// is judged), or open in a process.
-    fn is_closed(&self, place: &[u8]) -> bool {
-        self.powers.hidden_refusal(place).is_some() || self.powers.in_private_tree(place) || is_in_process(place)
+    fn is_closed(&self, resolved: &[u8]) -> bool {
+        self.powers.hidden_refusal(resolved).is_some()
+            || self.powers.in_private_tree(resolved)
+            || is_in_process(resolved)
     }
 
     /// Returns whether a link to `end` could be a part of the way to such a place.
@@ -148,8 +150,8 @@ impl BrokerService {
         addresses: bool,
         operation: DeniedOperation,
     ) -> CallResult<()> {
-        let passes = |place: &[u8]| {
-            view.resolve_path(place).is_none_or(|chain| {
+        let passes = |resolved: &[u8]| {
+            view.resolve_path(resolved).is_none_or(|chain| {
                 chain.links.iter().any(|link| is_at_or_beneath(path, link))
                     || chain.missing.as_deref() == Some(path)
                     || chain.closed.is_some()
@@ -173,24 +175,25 @@ impl BrokerService {
     /// Returns whether the run may read everything that git would fetch from a remote's place, now
     /// and later. A text or a `.git` file written there afterwards could lead elsewhere. The
     /// content there must also be judged, because a push runs the hooks of such a repository.
-    pub(super) fn may_fetch(&self, place: &[u8]) -> bool {
+    pub(super) fn may_fetch(&self, resolved: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };
         let views = (view, RootView::new(host.as_fd()));
-        REPOSITORY_SUFFIXES.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
+        REPOSITORY_SUFFIXES.iter().all(|end| self.may_fetch_from(views, &[resolved, end].concat(), end.is_empty()))
     }
 
     /// Returns whether `.gitmodules` may name the place: as [`may_fetch`](Self::may_fetch), and if
     /// nothing is there, in the run and on the host. Git takes a relative address from that of the
     /// repository's remote, so the place is mostly a guess, and the file is shown in every review.
-    pub(super) fn may_name_module(&self, place: &[u8]) -> bool {
+    pub(super) fn may_name_module(&self, resolved: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };
         let views = [view, RootView::new(host.as_fd())];
-        let is_absent =
-            |end: &[u8]| views.iter().all(|view| view.probe_object(&[place, end].concat()) == ObjectPresence::Nothing);
-        self.may_fetch(place)
-            || (self.powers.hidden_refusal(place).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(end)))
+        let is_absent = |end: &[u8]| {
+            views.iter().all(|view| view.probe_object(&[resolved, end].concat()) == ObjectPresence::Nothing)
+        };
+        self.may_fetch(resolved)
+            || (self.powers.hidden_refusal(resolved).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(end)))
     }
 
     /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_address` is true for the

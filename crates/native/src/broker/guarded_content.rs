@@ -56,10 +56,10 @@ impl Default for InitialSettings {
 type SettingsKey = (u64, u64, Vec<u8>);
 
 impl InitialSettings {
-    fn remember_first(&self, place: &ResolvedName, now: &[u8]) -> Result<Vec<u8>, Errno> {
-        let stat = fstat(&place.directory.fd)?;
+    fn remember_first(&self, resolved: &ResolvedName, now: &[u8]) -> Result<Vec<u8>, Errno> {
+        let stat = fstat(&resolved.directory.fd)?;
         let mut known = self.known.borrow_mut();
-        let key = (stat.st_dev, stat.st_ino, place.name.as_bytes().to_vec());
+        let key = (stat.st_dev, stat.st_ino, resolved.name.as_bytes().to_vec());
         if known.len() >= MAX_REMEMBERED_FILES && !known.contains_key(&key) {
             return Err(Errno::NFILE);
         }
@@ -69,13 +69,13 @@ impl InitialSettings {
     /// Returns whether the run has made the repository whose settings are in this directory. Then
     /// the directory is not older than the run, and contained no settings before. Other settings
     /// than `config` may be of a single work tree, so they do not count.
-    fn are_own(&self, place: &ResolvedName, first: &[u8]) -> bool {
-        let made = statx(&place.directory.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+    fn are_own(&self, resolved: &ResolvedName, first: &[u8]) -> bool {
+        let made = statx(&resolved.directory.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
         let made = made.filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0).and_then(|found| {
             let seconds = u64::try_from(found.stx_btime.tv_sec).ok()?;
             SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, found.stx_btime.tv_nsec))
         });
-        first.is_empty() && place.name.as_bytes() == b"config" && made.is_some_and(|made| made >= self.began)
+        first.is_empty() && resolved.name.as_bytes() == b"config" && made.is_some_and(|made| made >= self.began)
     }
 }
 
@@ -106,7 +106,7 @@ impl BrokerService {
         if self.permit_removal(from, DeniedOperation::Rename)? != PermissionVerdict::Allow || self.is_fixed(from) {
             return Err(Errno::XDEV.into());
         }
-        refuse_if(DeniedOperation::Rename, to, self.refusal_of_place(DeniedOperation::Rename, to))?;
+        refuse_if(DeniedOperation::Rename, to, self.refusal_of_name(DeniedOperation::Rename, to))?;
         let max_bytes = max_bytes(content_kind);
         let carries = |what: String| refuse_operation(DeniedOperation::Rename, to, carries_code(to, &what));
         let Some(text) = read_content(&held, max_bytes)? else {
@@ -135,7 +135,7 @@ impl BrokerService {
     /// references in this way.
     pub(super) fn link_guarded(&self, source: &ResolvedObject, new: &ResolvedName) -> CallResult {
         let to = &new.path;
-        refuse_if(DeniedOperation::Link, to, self.refusal_of_place(DeniedOperation::Link, to))?;
+        refuse_if(DeniedOperation::Link, to, self.refusal_of_name(DeniedOperation::Link, to))?;
         if new.open_nofollow().is_ok() {
             return Err(Errno::EXIST.into());
         }
@@ -169,8 +169,8 @@ impl BrokerService {
             GuardedContent::Steps => simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"),
             GuardedContent::Reference => simple(git_texts::is_reference(text), "a reference that leads elsewhere"),
             GuardedContent::Start => simple(git_texts::is_start_of_bisection(text), "a start that is not a name"),
-            GuardedContent::Place => {
-                let is_own = text == now || self.is_place_of_work_tree(&new.path, text);
+            GuardedContent::Path => {
+                let is_own = text == now || self.is_path_of_work_tree(&new.path, text);
                 simple(is_own, "the place of a work tree that this run may not write")
             }
             // An empty list is valid for git, which copies each file that the list names.
@@ -204,9 +204,9 @@ impl BrokerService {
             let what = "core.worktree, which names a directory that is not this module's".to_owned();
             return Ok(ContentVerdict::Carries { what, without: None });
         }
-        let may_fetch = |place: &[u8]| match file {
-            SettingsFileKind::Repository => self.may_fetch(place),
-            SettingsFileKind::Modules => self.may_name_module(place),
+        let may_fetch = |resolved: &[u8]| match file {
+            SettingsFileKind::Repository => self.may_fetch(resolved),
+            SettingsFileKind::Modules => self.may_name_module(resolved),
         };
         let before = SettingsContext {
             first: &first,
@@ -235,9 +235,9 @@ impl BrokerService {
         text.is_none_or(|text| has_relative_address(&settings, &text))
     }
 
-    /// Checks whether the file at `place` may be removed, if it is judged by its content and no
+    /// Checks whether the file at `resolved` may be removed, if it is judged by its content and no
     /// grant covers it. Refuses to remove programs that the user has set for git to run.
-    pub(super) fn permit_loss(&self, place: &ResolvedName, path: &[u8]) -> CallResult<()> {
+    pub(super) fn permit_loss(&self, resolved: &ResolvedName, path: &[u8]) -> CallResult<()> {
         let Some(content_kind @ (GuardedContent::Settings | GuardedContent::Project(_))) =
             self.powers.content_rule_at(path)
         else {
@@ -246,13 +246,13 @@ impl BrokerService {
         if !self.refuses(DeniedOperation::Write, path) {
             return Ok(());
         }
-        let lost = match read_content(&place.open_nofollow()?, max_bytes(content_kind))? {
+        let lost = match read_content(&resolved.open_nofollow()?, max_bytes(content_kind))? {
             Some(now) => {
-                let first = self.first_settings.remember_first(place, &now)?;
+                let first = self.first_settings.remember_first(resolved, &now)?;
                 match content_kind {
                     GuardedContent::Project(file) => project_allow_list::lost_with(file, [&first, &now]),
                     _ => {
-                        let may_fetch = &|place: &[u8]| self.may_fetch(place);
+                        let may_fetch = &|resolved: &[u8]| self.may_fetch(resolved);
                         let before = SettingsContext {
                             first: &first,
                             now: &now,
@@ -321,7 +321,7 @@ impl BrokerService {
         let is_needed = matches!(self.powers.git_part(path), Some(GitPathKind::Needed { .. }));
         let view = self.root_view().filter(|_| is_needed && !self.exists_in_view(&to_path(path)))?;
         let repository = parent_path(path);
-        let may_fetch = &|place: &[u8]| self.may_fetch(place);
+        let may_fetch = &|resolved: &[u8]| self.may_fetch(resolved);
         let is_plain = |name: &[u8]| {
             let file = join_name(repository, name);
             let before = SettingsContext { first: b"", now: b"", may_fetch, is_own: false, has_work_trees: true };

@@ -35,24 +35,24 @@ pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<RawText>;
 pub(super) struct ReportedRemovals(RefCell<HashSet<(u64, u64, Vec<u8>)>>);
 
 impl ReportedRemovals {
-    fn compute_key(place: &ResolvedName) -> Result<(u64, u64, Vec<u8>), Errno> {
-        let directory = fstat(&place.directory.fd)?;
-        Ok((directory.st_dev, directory.st_ino, place.name.as_bytes().to_vec()))
+    fn compute_key(resolved: &ResolvedName) -> Result<(u64, u64, Vec<u8>), Errno> {
+        let directory = fstat(&resolved.directory.fd)?;
+        Ok((directory.st_dev, directory.st_ino, resolved.name.as_bytes().to_vec()))
     }
 
-    fn note_removal(&self, place: &ResolvedName) -> Result<(), Errno> {
+    fn note_removal(&self, resolved: &ResolvedName) -> Result<(), Errno> {
         let mut removals = self.0.borrow_mut();
         if removals.len() >= MAX_REPORTED_REMOVALS {
             return Err(Errno::NFILE);
         }
-        removals.insert(Self::compute_key(place)?);
+        removals.insert(Self::compute_key(resolved)?);
         Ok(())
     }
 
     /// Returns whether the removal of this name was reported to a program.
-    pub fn has_removal(&self, place: &ResolvedName) -> bool {
+    pub fn has_removal(&self, resolved: &ResolvedName) -> bool {
         let removals = self.0.borrow();
-        !removals.is_empty() && Self::compute_key(place).is_ok_and(|key| removals.contains(&key))
+        !removals.is_empty() && Self::compute_key(resolved).is_ok_and(|key| removals.contains(&key))
     }
 }
 
@@ -64,13 +64,13 @@ impl BrokerService {
             return Some(step);
         }
         match broker_call {
-            BrokeredCall::Open { place, open_request } if self.goes_on_without(place, program) => {
-                self.write_nowhere(place, *open_request).ok()
+            BrokeredCall::Open { resolved, open_request } if self.goes_on_without(resolved, program) => {
+                self.write_nowhere(resolved, *open_request).ok()
             }
-            BrokeredCall::Remove { place, flags }
-                if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) =>
+            BrokeredCall::Remove { resolved, flags }
+                if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(resolved, program) =>
             {
-                self.pretend_removal(place).ok()
+                self.pretend_removal(resolved).ok()
             }
             _ => None,
         }
@@ -79,8 +79,8 @@ impl BrokerService {
     /// Returns the addition to a refusal's rule for a call that was left out.
     pub(super) fn describe_omission(&self, broker_call: &BrokeredCall) -> &'static str {
         match broker_call {
-            BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. }
-                if !self.powers.is_in_dependencies(&place.path) =>
+            BrokeredCall::Open { resolved, .. } | BrokeredCall::Remove { resolved, .. }
+                if !self.powers.is_in_dependencies(&resolved.path) =>
             {
                 "; left out, as `git status` shows"
             }
@@ -89,28 +89,28 @@ impl BrokerService {
     }
 
     /// Keeps a file, and notes that its removal was reported.
-    fn pretend_removal(&self, place: &ResolvedName) -> Result<CallProgress, Errno> {
-        match FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode) {
-            FileType::RegularFile => self.reported_removals.note_removal(place).map(|()| CallProgress::ZERO),
+    fn pretend_removal(&self, resolved: &ResolvedName) -> Result<CallProgress, Errno> {
+        match FileType::from_raw_mode(fstat(resolved.open_nofollow()?)?.st_mode) {
+            FileType::RegularFile => self.reported_removals.note_removal(resolved).map(|()| CallProgress::ZERO),
             _ => Err(Errno::ACCESS),
         }
     }
 
-    fn goes_on_without(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
-        !place.special && self.powers.is_in_dependencies(&place.path) || self.is_of_git(place, program)
+    fn goes_on_without(&self, resolved: &ResolvedName, program: ProgramLookup<'_>) -> bool {
+        !resolved.special && self.powers.is_in_dependencies(&resolved.path) || self.is_of_git(resolved, program)
     }
 
     /// Returns whether git makes the call, in a work tree.
-    fn is_of_git(&self, place: &ResolvedName, program: ProgramLookup<'_>) -> bool {
+    fn is_of_git(&self, resolved: &ResolvedName, program: ProgramLookup<'_>) -> bool {
         let is_git = || program().is_some_and(|program| last_component(program.as_bytes()) == b"git");
-        !place.special && self.powers.is_of_work_tree(&place.path) && is_git()
+        !resolved.special && self.powers.is_of_work_tree(&resolved.path) && is_git()
     }
 
     /// Opens a file without a name in place of a new file.
-    fn write_nowhere(&self, place: &ResolvedName, open_request: OpenRequest) -> CallResult {
+    fn write_nowhere(&self, resolved: &ResolvedName, open_request: OpenRequest) -> CallResult {
         if !open_request.is_creating()
             || open_request.only_reads()
-            || place.open_nofollow().is_ok() && !self.reported_removals.has_removal(place)
+            || resolved.open_nofollow().is_ok() && !self.reported_removals.has_removal(resolved)
         {
             return Err(Errno::ACCESS.into());
         }
@@ -127,13 +127,13 @@ impl BrokerService {
     /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
     /// files that are left out would be in it.
     pub(super) fn make_empty(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
-        let BrokeredCall::MakeDirectory { place, mode } = broker_call else { return None };
-        if !self.powers.is_directory_of_settings(&place.path)
-            || self.refusal_of_place(DeniedOperation::Mkdir, &place.path).is_some()
-            || !self.goes_on_without(place, program)
+        let BrokeredCall::MakeDirectory { resolved, mode } = broker_call else { return None };
+        if !self.powers.is_directory_of_settings(&resolved.path)
+            || self.refusal_of_name(DeniedOperation::Mkdir, &resolved.path).is_some()
+            || !self.goes_on_without(resolved, program)
         {
             return None;
         }
-        mkdirat(self.through_name(place).directory, &place.name, *mode).ok().map(|()| CallProgress::ZERO)
+        mkdirat(self.through_name(resolved).directory, &resolved.name, *mode).ok().map(|()| CallProgress::ZERO)
     }
 }

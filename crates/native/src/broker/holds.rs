@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_be_added_in_place_is_asked() {
+    fn only_powers_that_can_be_added_in_place_are_asked() {
         for grant in ["read /a", "listen 1", "env A", "none"] {
             assert_eq!(of(grant, "rule", "/a"), None);
         }

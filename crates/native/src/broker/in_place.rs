@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat};
 use stockade_model::DeniedOperation;
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
-use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
+use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, path_of, target_of, work_trees_of};
 use stockade_permissions::guards::settings_allow_list::{ContentVerdict, work_tree_of_module};
 use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
@@ -42,7 +42,7 @@ const MAX_UNSETTLED_FILES: usize = 64;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InPlaceKind {
     /// Judged like the files that git renames.
-    Judged(GuardedContent),
+    Checked(GuardedContent),
     /// `.git`, as a file.
     WorkTree,
     CommonDirectory,
@@ -54,7 +54,7 @@ struct InPlaceFile {
     kind: InPlaceKind,
     /// The file without a name, open for reading.
     text: File,
-    place: ResolvedName,
+    resolved: ResolvedName,
     mode: u32,
     /// No file was there before; an empty file of the broker's is there now.
     is_new: bool,
@@ -95,17 +95,19 @@ struct InitialContent {
     text: Vec<u8>,
 }
 
-/// Returns the initial state, or `None` if the file at `place` is not written in place.
+/// Returns the initial state, or `None` if the file at `resolved` is not written in place.
 fn prepare_initial_content(
     kind: InPlaceKind,
-    place: &ResolvedName,
+    resolved: &ResolvedName,
     open_request: OpenRequest,
 ) -> Result<Option<InitialContent>, Errno> {
     // Existing files of these kinds are replaced as a whole, see `guarded_content`.
-    let is_whole =
-        matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
-    let is_of_project = matches!(kind, InPlaceKind::Judged(GuardedContent::Project(_)));
-    let held = match place.open_nofollow() {
+    let is_whole = matches!(
+        kind,
+        InPlaceKind::Checked(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index)
+    );
+    let is_of_project = matches!(kind, InPlaceKind::Checked(GuardedContent::Project(_)));
+    let held = match resolved.open_nofollow() {
         Err(Errno::NOENT) if open_request.is_creating() => {
             let mode = open_request.mode_of_new().bits() & 0o777;
             return Ok(Some(InitialContent { mode, is_new: is_whole || is_of_project, text: Vec::new() }));
@@ -122,7 +124,7 @@ fn prepare_initial_content(
     }
     // An existing file keeps its mode.
     let begun = |text| Ok(Some(InitialContent { mode: stat.st_mode & 0o777, is_new: false, text }));
-    let InPlaceKind::Judged(content_kind @ GuardedContent::Project(_)) = kind else {
+    let InPlaceKind::Checked(content_kind @ GuardedContent::Project(_)) = kind else {
         return if open_request.is_creating() && open_request.is_truncating() { begun(Vec::new()) } else { Ok(None) };
     };
     if !open_request.is_writing() {
@@ -140,22 +142,22 @@ impl BrokerService {
     /// written in place.
     pub(super) fn open_in_place(
         &self,
-        place: &ResolvedName,
+        resolved: &ResolvedName,
         open_request: OpenRequest,
     ) -> CallResult<Option<CallProgress>> {
-        let path = &place.path;
+        let path = &resolved.path;
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hidden_refusal(path).is_some();
-        if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
+        if resolved.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
             return Ok(None);
         }
-        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, open_request)? else {
+        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, resolved, open_request)? else {
             return Ok(None);
         };
-        if self.refusal_of_place(DeniedOperation::Create, path).is_some() {
+        if self.refusal_of_name(DeniedOperation::Create, path).is_some() {
             return Ok(None);
         }
-        let name = self.through_name(place);
+        let name = self.through_name(resolved);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let written = File::from(openat(&name.directory, c".", flags, Mode::from_raw_mode(0o600))?);
         // Written at offset 0 by position, so that the program's file offset stays 0.
@@ -166,18 +168,18 @@ impl BrokerService {
             self.put_text(&name, b"", (mode, RenameFlags::NOREPLACE))?;
         }
         let held = ResolvedDirectory {
-            fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
-            path: place.directory.path.clone(),
+            fd: resolved.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
+            path: resolved.directory.path.clone(),
         };
-        let (name, path) = (place.name.clone(), place.path.clone());
-        let place = ResolvedName { directory: held, name, path, slash: false, special: false, on_proc: false };
-        self.in_place.push(InPlaceFile { kind, text: File::from(text), place, mode, is_new });
+        let (name, path) = (resolved.name.clone(), resolved.path.clone());
+        let resolved = ResolvedName { directory: held, name, path, slash: false, special: false, on_proc: false };
+        self.in_place.push(InPlaceFile { kind, text: File::from(text), resolved, mode, is_new });
         finish_open(OwnedFd::from(written), open_request).map(Some)
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<InPlaceKind> {
         match (self.guarded_content(path), self.powers.git_part(path)) {
-            (Some(content_kind), _) => Some(InPlaceKind::Judged(content_kind)),
+            (Some(content_kind), _) => Some(InPlaceKind::Checked(content_kind)),
             (_, Some(GitPathKind::Top)) => Some(InPlaceKind::WorkTree),
             (_, Some(GitPathKind::CommonDirectory)) => Some(InPlaceKind::CommonDirectory),
             (_, Some(GitPathKind::Number)) => Some(InPlaceKind::Number),
@@ -206,7 +208,7 @@ impl BrokerService {
         drop(waiting);
         for file in written {
             let put = match file.kind {
-                InPlaceKind::Judged(content_kind) => self.settle_guarded(&file, content_kind),
+                InPlaceKind::Checked(content_kind) => self.settle_guarded(&file, content_kind),
                 kind => self.put_pointer(&file, kind),
             };
             if let Err(CallFailure::Refused(denied)) = put {
@@ -217,31 +219,31 @@ impl BrokerService {
 
     /// Puts judged content in its place, without the parts that carry code.
     fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> CallResult<()> {
-        let (place, path) = (&file.place, &file.place.path);
+        let (resolved, path) = (&file.resolved, &file.resolved.path);
         let max_bytes = max_bytes(content_kind);
         let text = file.read_content(max_bytes)?;
-        let now = match place.open_nofollow() {
+        let now = match resolved.open_nofollow() {
             Err(Errno::NOENT) => Vec::new(),
             there => read_content(&there?, max_bytes)?.ok_or(Errno::FBIG)?,
         };
         let judgement = match text.len() as u64 > max_bytes {
             true => ContentVerdict::Carries { what: "more text than Stockade checks".to_owned(), without: None },
-            false => self.check_content(content_kind, place, &now, &text)?,
+            false => self.check_content(content_kind, resolved, &now, &text)?,
         };
         let (harmless, carried) = match judgement {
             ContentVerdict::Harmless => (Some(text), None),
             ContentVerdict::HarmlessWith(text) => (Some(text), None),
             ContentVerdict::Carries { what, without } => (without, Some(what)),
         };
-        let (is_missing, is_left_out) = (|| place.open_nofollow().is_err(), harmless.is_none());
+        let (is_missing, is_left_out) = (|| resolved.open_nofollow().is_err(), harmless.is_none());
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
             let put = (file.mode, RenameFlags::empty());
-            self.put_guarded(&self.through_name(place), (content_kind, &now, &text), put)?;
+            self.put_guarded(&self.through_name(resolved), (content_kind, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
         // The file that the broker put there for it is empty.
         if is_left_out && file.is_new && now.is_empty() && matches!(content_kind, GuardedContent::Project(_)) {
-            let _ = self.through_name(place).unlink(AtFlags::empty());
+            let _ = self.through_name(resolved).unlink(AtFlags::empty());
         }
         Err(refuse_operation(DeniedOperation::Create, path, carries_code(path, &what)))
     }
@@ -249,7 +251,7 @@ impl BrokerService {
     /// Puts a `.git` file, `commondir` or a number in its place, if it has one of the few contents
     /// that git itself writes there.
     fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> CallResult<()> {
-        let path = &file.place.path;
+        let path = &file.resolved.path;
         let text = file.read_content(MAX_POINTER_BYTES)?;
         let is_known = match kind {
             InPlaceKind::CommonDirectory => {
@@ -260,8 +262,8 @@ impl BrokerService {
                     && !self.has_relative_addresses(repository)
             }
             InPlaceKind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
-            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.place, &text)?,
-            InPlaceKind::Judged(_) => false,
+            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.resolved, &text)?,
+            InPlaceKind::Checked(_) => false,
         };
         if !is_known {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
@@ -271,17 +273,18 @@ impl BrokerService {
             };
             return Err(refuse_until_granted(DeniedOperation::Create, path, format!("{what}: {shown}")));
         }
-        let name = self.through_name(&file.place);
+        let name = self.through_name(&file.resolved);
         self.put_text(&name, &text, (file.mode, RenameFlags::empty()))?;
         if kind != InPlaceKind::WorkTree {
             return Ok(());
         }
         // Checked as for a directory of this name, and again after the act, because another run may
         // have acted meanwhile.
-        let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
+        let is_moved =
+            || resolve::path_of(file.resolved.directory.fd.as_fd()) != Ok(file.resolved.directory.path.clone());
         let recheck = || {
             self.permit_work_tree(path, DeniedOperation::Create)?;
-            let is_known = !is_moved() && self.permit_work_tree_of(&file.place, &text)?;
+            let is_known = !is_moved() && self.permit_work_tree_of(&file.resolved, &text)?;
             if is_known { Ok(()) } else { Err(CallFailure::Native(Errno::STALE)) }
         };
         if let Err(failure) = recheck() {
@@ -304,8 +307,8 @@ impl BrokerService {
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
     /// a module. The directory must be in a `.git` that the run may write.
-    fn permit_work_tree_of(&self, place: &ResolvedName, text: &[u8]) -> CallResult<bool> {
-        let (top, path) = (&place.directory.path[..], &place.path);
+    fn permit_work_tree_of(&self, resolved: &ResolvedName, text: &[u8]) -> CallResult<bool> {
+        let (top, path) = (&resolved.directory.path[..], &resolved.path);
         let Some(target) = target_of(top, text) else { return Ok(false) };
         let Some((end, GitPathKind::Directory)) = GitPathKind::classify_path(&target, 0) else { return Ok(false) };
         let (repository, beneath) = target.split_at(end);
@@ -323,7 +326,7 @@ impl BrokerService {
             return Ok(false);
         }
         // Git itself does not change the place that an existing file names.
-        if let Ok(there) = place.open_nofollow()
+        if let Ok(there) = resolved.open_nofollow()
             && read_content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
         {
             return Ok(false);
@@ -368,9 +371,9 @@ impl BrokerService {
 
     /// Returns whether `text`, in the file `gitdir` at `path`, names the `.git` of a directory that
     /// the run may write.
-    pub(super) fn is_place_of_work_tree(&self, path: &[u8], text: &[u8]) -> bool {
+    pub(super) fn is_path_of_work_tree(&self, path: &[u8], text: &[u8]) -> bool {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
-        let Some(git) = place_of(parent_path(path), text) else { return false };
+        let Some(git) = path_of(parent_path(path), text) else { return false };
         let top = parent_path(&git);
         self.powers.git_part(&git) == Some(GitPathKind::Top) && self.holds_no_link(top, b"")
     }

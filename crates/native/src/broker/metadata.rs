@@ -171,7 +171,7 @@ impl BrokerService {
         };
         adds_nothing
             && (self.powers.is_known_part(&object.path) || self.powers.is_project_settings(&object.path))
-            && self.refusal_of_place(DeniedOperation::Metadata, &object.path).is_none()
+            && self.refusal_of_name(DeniedOperation::Metadata, &object.path).is_none()
             && self.permit_linked(stat, &object.path, DeniedOperation::Metadata).is_ok()
     }
 

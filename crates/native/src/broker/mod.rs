@@ -157,7 +157,7 @@ pub struct AnswerSender {
 enum BrokerOrder {
     Answer(HoldId, HeldAnswer),
     /// The egress proxy received a request that no rule permits yet.
-    Judge(BrokeredRequest),
+    Check(BrokeredRequest),
     /// The egress proxy is needed.
     Open,
     /// No approver answers any more.

@@ -39,20 +39,20 @@ impl BrokerService {
                 let (start, index) = caller.first_path_argument(at);
                 let path = caller.read_path(index)?;
                 let mode = self.mask_mode(caller, caller.unsigned_argument(index + 1))?;
-                BrokeredCall::MakeDirectory { place: self.resolve_name(caller, start, &path)?, mode }
+                BrokeredCall::MakeDirectory { resolved: self.resolve_name(caller, start, &path)?, mode }
             }
             ArgumentLayout::Mknod { at } => self.read_node(caller, at)?,
             ArgumentLayout::Symlink { at } => {
                 let (start, index) = if at { (caller.int_argument(1), 2) } else { (libc::AT_FDCWD, 1) };
                 let (text, path) = (caller.read_path(0)?, caller.read_path(index)?);
-                BrokeredCall::MakeLink { place: self.resolve_name(caller, start, &path)?, text }
+                BrokeredCall::MakeLink { resolved: self.resolve_name(caller, start, &path)?, text }
             }
             ArgumentLayout::Link { at } => self.read_link(caller, at)?,
             ArgumentLayout::Rename { at, flags } => self.read_rename(caller, at, flags)?,
             ArgumentLayout::Remove { directory } => {
                 let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
                 let path = caller.read_path(0)?;
-                BrokeredCall::Remove { place: self.resolve_name(caller, libc::AT_FDCWD, &path)?, flags }
+                BrokeredCall::Remove { resolved: self.resolve_name(caller, libc::AT_FDCWD, &path)?, flags }
             }
             ArgumentLayout::RemoveAt => {
                 let flags = caller.unsigned_argument(2);
@@ -60,8 +60,8 @@ impl BrokerService {
                     return Err(Errno::INVAL.into());
                 }
                 let path = caller.read_path(1)?;
-                let place = self.resolve_name(caller, caller.int_argument(0), &path)?;
-                BrokeredCall::Remove { place, flags: AtFlags::from_bits_retain(flags) }
+                let resolved = self.resolve_name(caller, caller.int_argument(0), &path)?;
+                BrokeredCall::Remove { resolved, flags: AtFlags::from_bits_retain(flags) }
             }
             _ => return Ok(None),
         };
@@ -80,7 +80,7 @@ impl BrokerService {
         }
         let path = caller.read_path(index)?;
         let (device, mode) = (caller.request.args[index + 2], self.mask_mode(caller, mode)?);
-        Ok(BrokeredCall::MakeNode { place: self.resolve_name(caller, start, &path)?, kind, mode, device })
+        Ok(BrokeredCall::MakeNode { resolved: self.resolve_name(caller, start, &path)?, kind, mode, device })
     }
 
     fn read_rename(&self, caller: &CallingThread, at: bool, with_flags: bool) -> CallResult<BrokeredCall> {
@@ -111,14 +111,14 @@ impl BrokerService {
 
     /// Checks whether a name may be made. A call that would fail without a sandbox fails with the
     /// same error.
-    fn permit_new(&self, place: &ResolvedName, operation: DeniedOperation) -> CallResult<PermissionVerdict> {
-        if place.special {
+    fn permit_new(&self, resolved: &ResolvedName, operation: DeniedOperation) -> CallResult<PermissionVerdict> {
+        if resolved.special {
             // Such a name can never be made; the kernel returns its own errors.
             return Ok(PermissionVerdict::Allow);
         }
-        self.permit_or_fail(operation, &place.path, || match place.open_nofollow() {
+        self.permit_or_fail(operation, &resolved.path, || match resolved.open_nofollow() {
             Ok(_) => Err(Errno::EXIST),
-            Err(_) => native_name_access(&place.directory),
+            Err(_) => native_name_access(&resolved.directory),
         })
     }
 
@@ -126,27 +126,27 @@ impl BrokerService {
     /// name as it was written.
     pub(super) fn make_at<'p>(
         &self,
-        place: &'p ResolvedName,
+        resolved: &'p ResolvedName,
         operation: DeniedOperation,
         make: impl FnOnce(BorrowedFd<'_>, &CStr) -> Result<(), Errno>,
     ) -> CallResult<NameHandle<'p>> {
-        let name = self.through_name(place);
-        make(name.directory.as_fd(), &place.name_as_written())?;
+        let name = self.through_name(resolved);
+        make(name.directory.as_fd(), &resolved.name_as_written())?;
         self.confirm_new(&name, operation)?;
         Ok(name)
     }
 
-    pub(super) fn make_directory(&self, place: &ResolvedName, mode: Mode) -> CallResult {
-        let path = &place.path;
-        self.permit_new(place, DeniedOperation::Mkdir)?;
+    pub(super) fn make_directory(&self, resolved: &ResolvedName, mode: Mode) -> CallResult {
+        let path = &resolved.path;
+        self.permit_new(resolved, DeniedOperation::Mkdir)?;
         let is_git = self.powers.git_part(path) == Some(GitPathKind::Top) && !self.powers.is_named(path);
-        if is_git && place.open_nofollow().is_err() {
+        if is_git && resolved.open_nofollow().is_err() {
             self.permit_work_tree(path, DeniedOperation::Mkdir)?;
         }
-        if place.open_nofollow().is_err() {
+        if resolved.open_nofollow().is_err() {
             self.permit_surveyable(path, mode)?;
         }
-        let made = self.make_at(place, DeniedOperation::Mkdir, |directory, name| mkdirat(directory, name, mode))?;
+        let made = self.make_at(resolved, DeniedOperation::Mkdir, |directory, name| mkdirat(directory, name, mode))?;
         // Others may meanwhile have made files that this directory would activate.
         if is_git && let Err(failure) = self.permit_work_tree(path, DeniedOperation::Mkdir) {
             let _ = made.unlink(AtFlags::REMOVEDIR);
@@ -170,29 +170,30 @@ impl BrokerService {
         Ok(())
     }
 
-    pub(super) fn make_node(&self, place: &ResolvedName, kind: FileType, mode: Mode, device: u64) -> CallResult {
-        self.permit_new(place, DeniedOperation::Mknod)?;
+    pub(super) fn make_node(&self, resolved: &ResolvedName, kind: FileType, mode: Mode, device: u64) -> CallResult {
+        self.permit_new(resolved, DeniedOperation::Mknod)?;
         if mode.bits() & 0o6000 != 0 {
-            return Err(refuse_operation(DeniedOperation::Mknod, &place.path, set_id()));
+            return Err(refuse_operation(DeniedOperation::Mknod, &resolved.path, set_id()));
         }
         let make = |directory: BorrowedFd<'_>, name: &CStr| mknodat(directory, name, kind, mode, device);
-        self.make_at(place, DeniedOperation::Mknod, make).map(|_| CallProgress::ZERO)
+        self.make_at(resolved, DeniedOperation::Mknod, make).map(|_| CallProgress::ZERO)
     }
 
-    pub(super) fn make_link(&self, place: &ResolvedName, text: &CStr) -> CallResult {
-        let path = &place.path;
+    pub(super) fn make_link(&self, resolved: &ResolvedName, text: &CStr) -> CallResult {
+        let path = &resolved.path;
         // Git makes a link that leads nowhere, to learn whether links can be made.
         let is_trial = text.to_bytes() == b"testing" && self.powers.git_part(path) == Some(GitPathKind::Trial);
-        if !is_trial || self.refusal_of_place(DeniedOperation::Symlink, path).is_some() {
-            self.permit_new(place, DeniedOperation::Symlink)?;
+        if !is_trial || self.refusal_of_name(DeniedOperation::Symlink, path).is_some() {
+            self.permit_new(resolved, DeniedOperation::Symlink)?;
         }
-        if place.open_nofollow().is_err() {
+        if resolved.open_nofollow().is_err() {
             self.permit_link_at(path, DeniedOperation::Symlink)?;
             self.permit_link_target(path, text.to_bytes(), DeniedOperation::Symlink)?;
         }
-        let made = self.make_at(place, DeniedOperation::Symlink, |directory, name| symlinkat(text, directory, name))?;
+        let made =
+            self.make_at(resolved, DeniedOperation::Symlink, |directory, name| symlinkat(text, directory, name))?;
         // Others may meanwhile have made a text that the link leads elsewhere.
-        if let Some(now) = place.path_now()?
+        if let Some(now) = resolved.path_now()?
             && let Err(failure) = self.permit_link_target(&now, text.to_bytes(), DeniedOperation::Symlink)
         {
             let _ = made.unlink(AtFlags::empty());
@@ -201,28 +202,28 @@ impl BrokerService {
         Ok(CallProgress::ZERO)
     }
 
-    pub(super) fn remove(&self, place: &ResolvedName, flags: AtFlags) -> CallResult {
-        let path = &place.path;
+    pub(super) fn remove(&self, resolved: &ResolvedName, flags: AtFlags) -> CallResult {
+        let path = &resolved.path;
         // The kernel refuses to remove a directory that is not empty.
         let is_empty = flags.contains(AtFlags::REMOVEDIR)
             && self.powers.is_directory_of_settings(path)
-            && self.refusal_of_place(DeniedOperation::Remove, path).is_none();
-        if !place.special
+            && self.refusal_of_name(DeniedOperation::Remove, path).is_none();
+        if !resolved.special
             && !is_empty
             && let Err(failure) = self.permit_removal(path, DeniedOperation::Remove)
         {
-            let kind = FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode);
+            let kind = FileType::from_raw_mode(fstat(resolved.open_nofollow()?)?.st_mode);
             match (kind == FileType::Directory, flags.contains(AtFlags::REMOVEDIR)) {
                 (true, false) => return Err(Errno::ISDIR.into()),
                 (false, true) => return Err(Errno::NOTDIR.into()),
-                _ => native_name_access(&place.directory)?,
+                _ => native_name_access(&resolved.directory)?,
             }
             return Err(failure);
         }
-        if !place.special {
-            self.permit_loss(place, path)?;
+        if !resolved.special {
+            self.permit_loss(resolved, path)?;
         }
-        unlinkat(self.through_name(place).directory, place.name_as_written().as_c_str(), flags)?;
+        unlinkat(self.through_name(resolved).directory, resolved.name_as_written().as_c_str(), flags)?;
         Ok(CallProgress::ZERO)
     }
 
@@ -350,7 +351,7 @@ impl BrokerService {
                 let is_free = |rest: &[u8]| {
                     matches!(view.probe_object(rest), ObjectPresence::Nothing | ObjectPresence::Is(FileType::Directory))
                 };
-                let mut beneath = surveys.addresses_beneath(to).map(|place| place[to.len()..].to_vec());
+                let mut beneath = surveys.addresses_beneath(to).map(|resolved| resolved[to.len()..].to_vec());
                 let bad = beneath.find(|rest| !is_free(rest) || !is_free(&[rest, &b".git"[..]].concat()));
                 bad.and_then(|rest| surveys.refusal_at_address(&[to, &rest].concat(), false))
             }

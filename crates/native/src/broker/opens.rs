@@ -171,20 +171,21 @@ impl BrokerService {
             let directory = walk.resolve_object(start, &path, !open_request.has_flag(libc::O_NOFOLLOW))?;
             return self.perform_call(id, resolved_call.insert(BrokeredCall::OpenUnnamed { directory, open_request }));
         }
-        let mut place = walk.resolve_name(start, &path)?;
+        let mut resolved = walk.resolve_name(start, &path)?;
         loop {
-            if place.special || place.slash {
-                return Err(open_directory(&walk, place, open_request).into());
+            if resolved.special || resolved.slash {
+                return Err(open_directory(&walk, resolved, open_request).into());
             }
-            let link = match self.perform_call(id, resolved_call.insert(BrokeredCall::Open { place, open_request }))? {
-                CallProgress::Link(link) => link,
-                step => return Ok(step),
-            };
-            let Some(BrokeredCall::Open { place: linked, .. }) = resolved_call.take() else {
+            let link =
+                match self.perform_call(id, resolved_call.insert(BrokeredCall::Open { resolved, open_request }))? {
+                    CallProgress::Link(link) => link,
+                    step => return Ok(step),
+                };
+            let Some(BrokeredCall::Open { resolved: linked, .. }) = resolved_call.take() else {
                 return Err(Errno::LOOP.into());
             };
             match walk.follow_link(linked, link)? {
-                LinkDestination::Place(next) => place = next,
+                LinkDestination::Path(next) => resolved = next,
                 LinkDestination::Object(object) => {
                     let object = self.as_staged(object)?;
                     return self.perform_call(id, resolved_call.insert(BrokeredCall::Reopen { object, open_request }));
@@ -213,32 +214,32 @@ impl BrokerService {
         }
     }
 
-    /// Opens the name at `place`, or returns the link that has this name.
-    pub(super) fn open_at(&self, id: u64, place: &ResolvedName, open_request: OpenRequest) -> CallResult {
-        let path = &place.path;
+    /// Opens the name at `resolved`, or returns the link that has this name.
+    pub(super) fn open_at(&self, id: u64, resolved: &ResolvedName, open_request: OpenRequest) -> CallResult {
+        let path = &resolved.path;
         match self.decide_operation(open_request.operation(), path) {
             // For any powers: a terminal that the broker opened could become its own, and the
             // kernel's files are not regular files.
-            PermissionVerdict::Allow | PermissionVerdict::Private if place.on_proc || is_open_device(path) => {
+            PermissionVerdict::Allow | PermissionVerdict::Private if resolved.on_proc || is_open_device(path) => {
                 let refusal = PermissionRefusal::without_grant("the kernel's own files");
-                return self.open_refused(place, open_request, refusal);
+                return self.open_refused(resolved, open_request, refusal);
             }
             PermissionVerdict::Allow | PermissionVerdict::Private => {}
-            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, open_request)? => {
+            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(resolved, open_request)? => {
                 return Ok(step);
             }
-            PermissionVerdict::Refuse(refusal) => return self.open_refused(place, open_request, refusal),
+            PermissionVerdict::Refuse(refusal) => return self.open_refused(resolved, open_request, refusal),
         }
         if open_request.is_creating() && open_request.mode.bits() & SET_ID_BITS != 0 {
             return Err(refuse_operation(DeniedOperation::Create, path, set_id()));
         }
         if self.surveys.borrow().has_linked()
-            && let Ok(held) = place.open_nofollow()
+            && let Ok(held) = resolved.open_nofollow()
         {
             self.permit_linked(&fstat(&held)?, path, open_request.operation())?;
         }
-        let directory = self.through_name(place).directory;
-        match open_name(directory.as_fd(), place, open_request) {
+        let directory = self.through_name(resolved).directory;
+        match open_name(directory.as_fd(), resolved, open_request) {
             Ok(fd) => {
                 if open_request.is_creating() {
                     self.confirm_opened(&fd, path)?;
@@ -248,10 +249,10 @@ impl BrokerService {
             }
             // The name is a link; with `O_NOFOLLOW` the program gets the error.
             Err(Errno::LOOP) if !open_request.has_flag(libc::O_NOFOLLOW) => {
-                Ok(CallProgress::Link(place.open_nofollow()?))
+                Ok(CallProgress::Link(resolved.open_nofollow()?))
             }
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
-                let held = resolve::open_component(directory.as_fd(), &place.name)?;
+                let held = resolve::open_component(directory.as_fd(), &resolved.name)?;
                 let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
                 // A pipe without a reader, a file under a lease, or a socket.
                 let may_wait = matches!(kind, FileType::Fifo | FileType::RegularFile);
@@ -280,18 +281,23 @@ impl BrokerService {
 
     /// Handles a name that the powers do not permit. The name may be a link to a permitted one, a
     /// device, or fail anyway; only the rest is a refusal.
-    fn open_refused(&self, place: &ResolvedName, open_request: OpenRequest, refusal: PermissionRefusal) -> CallResult {
-        let path = &place.path;
+    fn open_refused(
+        &self,
+        resolved: &ResolvedName,
+        open_request: OpenRequest,
+        refusal: PermissionRefusal,
+    ) -> CallResult {
+        let path = &resolved.path;
         if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());
         }
-        let held = match place.open_nofollow() {
-            Ok(_) if open_request.must_be_new() && self.reported_removals.has_removal(place) => {
+        let held = match resolved.open_nofollow() {
+            Ok(_) if open_request.must_be_new() && self.reported_removals.has_removal(resolved) => {
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Ok(held) => held,
             Err(Errno::NOENT) if open_request.is_creating() => {
-                native_name_access(&place.directory)?;
+                native_name_access(&resolved.directory)?;
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Err(errno) => return Err(errno.into()),
@@ -384,14 +390,14 @@ fn open_arguments(caller: &CallingThread, shape: ArgumentLayout, index: usize) -
 }
 
 /// Opens a permitted name, without blocking.
-fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, open_request: OpenRequest) -> Result<OwnedFd, Errno> {
+fn open_name(directory: BorrowedFd<'_>, resolved: &ResolvedName, open_request: OpenRequest) -> Result<OwnedFd, Errno> {
     // A non-blocking open of a pipe for reading would succeed, but this one must wait.
-    if open_request.only_reads() && !open_request.has_flag(libc::O_EXCL) && place.is_pipe() {
+    if open_request.only_reads() && !open_request.has_flag(libc::O_EXCL) && resolved.is_pipe() {
         return Err(Errno::NXIO);
     }
     openat2(
         directory,
-        place.name.as_c_str(),
+        resolved.name.as_c_str(),
         open_request.of_broker(),
         open_request.mode_of_new(),
         ResolveFlags::NO_SYMLINKS,
@@ -399,11 +405,11 @@ fn open_name(directory: BorrowedFd<'_>, place: &ResolvedName, open_request: Open
 }
 
 /// Returns the error for a name of a directory, which cannot be opened for writing.
-fn open_directory(walk: &PathResolver<'_>, place: ResolvedName, open_request: OpenRequest) -> Errno {
-    if open_request.is_creating() && place.slash && !place.special {
+fn open_directory(walk: &PathResolver<'_>, resolved: ResolvedName, open_request: OpenRequest) -> Errno {
+    if open_request.is_creating() && resolved.slash && !resolved.special {
         return Errno::ISDIR;
     }
-    match walk.find_at(place, true) {
+    match walk.find_at(resolved, true) {
         Ok(object) if object.file_type() == FileType::Directory => Errno::ISDIR,
         Ok(_) => Errno::NOTDIR,
         Err(errno) => errno,

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn one_object_stands_once_with_a_count_and_its_first_reader() {
+    fn one_object_is_listed_once_with_a_count_and_its_first_reader() {
         let mut reads = ReadLog::default();
         reads.record_read(b"/etc/hosts", false, actor);
         reads.record_read(b"/etc/hosts", false, || unreachable!());

@@ -35,7 +35,7 @@ impl EgressPolicy for BrokerEgressPolicy {
     ) {
         match decide_request(&self.reach, &egress_request) {
             Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
-            Err(_) => self.answers.send_order(BrokerOrder::Judge(BrokeredRequest {
+            Err(_) => self.answers.send_order(BrokerOrder::Check(BrokeredRequest {
                 egress_request,
                 caller: caller.clone(),
                 answer,

@@ -320,7 +320,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn who_listens_is_told_by_cookies() {
+    fn listeners_are_found_by_cookies() {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = one.local_addr().unwrap().port();
         let six = TcpListener::bind(("::1", port)).unwrap();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_given_back_once_its_server_is_gone() {
+    fn a_port_is_released_when_its_server_ends() {
         let servers = ListenerTable::default();
         let serve = |at: SocketAddr| {
             let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_chosen_on_which_nobody_listens_elsewhere() {
+    fn a_port_without_other_listeners_is_chosen() {
         for address in ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()) {
             let refused = RefCell::new(Vec::new());
             let is_served = |port| {
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_is_told_by_a_table() {
+    fn listeners_are_found_by_a_table() {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = one.local_addr().unwrap().port();
         assert!(is_served(port) && is_served_around(std::process::id(), port) && served_ports().contains(&port));

@@ -227,7 +227,7 @@ impl BrokerService {
         loop {
             match orders.try_recv() {
                 Ok(BrokerOrder::Answer(id, answer)) => self.handle_answer(id, answer),
-                Ok(BrokerOrder::Judge(request)) => self.decide_or_hold(request),
+                Ok(BrokerOrder::Check(request)) => self.decide_or_hold(request),
                 Ok(BrokerOrder::Open) => self.start_egress(),
                 Ok(BrokerOrder::HoldNothing) => self.hold_nothing(),
                 Ok(BrokerOrder::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -356,7 +356,7 @@ impl BrokerService {
             return Ok(());
         }
         let rewrites = call.may_change_objects();
-        let names = call.resolved_names().filter(|place| !place.special).map(|place| &place.path);
+        let names = call.resolved_names().filter(|resolved| !resolved.special).map(|resolved| &resolved.path);
         let object = call.changed_object().filter(|object| !object.is_placeless()).map(|object| &object.path);
         names.chain(object).try_for_each(|path| self.prepare_stage_at(path, rewrites))
     }
@@ -455,7 +455,7 @@ impl BrokerService {
         self.looked_in_vain.set(false);
         match self.powers.decide_operation(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists_in_view(p)) {
             PermissionVerdict::Allow => {
-                let refusal = self.refusal_of_place(operation, path);
+                let refusal = self.refusal_of_name(operation, path);
                 let refusal = refusal.or_else(|| self.refusal_in_the_dark(operation, path));
                 let refusal = refusal.or_else(|| self.refusal_in_bare(operation, path));
                 let lasts = refusal.is_none() && !self.powers.is_staged(path);

@@ -244,8 +244,8 @@ impl BrokerService {
             SocketPeer::Abstract(_) | SocketPeer::Other => return Err(no_server(b"a port of the kernel's choice")),
         };
         let mask = !self.mask_mode(caller, 0o7777)?;
-        let place = self.resolve_name(caller, libc::AT_FDCWD, &path)?;
-        Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, place, mask }))
+        let resolved = self.resolve_name(caller, libc::AT_FDCWD, &path)?;
+        Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, resolved, mask }))
     }
 
     /// Binds a server of a run without a network namespace. Such a run serves only its own
@@ -289,12 +289,12 @@ impl BrokerService {
 
     /// Binds on the caller's behalf, and holds the new socket. In a private tree of the
     /// kernel-enforced layer the kernel carries the call out.
-    pub(super) fn bind_for_caller(&self, socket: &OwnedFd, place: &ResolvedName, mask: Mode) -> CallResult {
-        if place.special || place.open_nofollow().is_ok() {
+    pub(super) fn bind_for_caller(&self, socket: &OwnedFd, resolved: &ResolvedName, mask: Mode) -> CallResult {
+        if resolved.special || resolved.open_nofollow().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
-        let path = &place.path;
-        let native = || native_name_access(&place.directory);
+        let path = &resolved.path;
+        let native = || native_name_access(&resolved.directory);
         let verdict = self.permit_or_fail(DeniedOperation::Bind, path, native)?;
         if verdict == PermissionVerdict::Private && self.powers.kernel_allows(path) {
             return Ok(CallProgress::CONTINUE);
@@ -303,10 +303,10 @@ impl BrokerService {
             let rule = format!("no more than {MAX_BOUND_SOCKETS} sockets with a path at a time");
             return Err(refuse_always(DeniedOperation::Bind, path, rule));
         }
-        let bind = |directory: BorrowedFd<'_>, _: &CStr| self.bind_at(socket, place, directory);
-        let new = self.make_at(place, DeniedOperation::Bind, bind)?;
+        let bind = |directory: BorrowedFd<'_>, _: &CStr| self.bind_at(socket, resolved, directory);
+        let new = self.make_at(resolved, DeniedOperation::Bind, bind)?;
         // If the directory was moved meanwhile, the socket is elsewhere and is not held.
-        let made = resolve::open_component(new.directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
+        let made = resolve::open_component(new.directory.as_fd(), &resolved.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(Errno::ACCESS.into());
@@ -318,19 +318,19 @@ impl BrokerService {
         Ok(CallProgress::ZERO)
     }
 
-    /// Binds to `place`. If the supervisor sees the same directory at its path, the address is that
+    /// Binds to `resolved`. If the supervisor sees the same directory at its path, the address is that
     /// path without links, so that getsockname(2) returns it. Else the address leads through the
     /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
     /// socket in that directory only.
-    fn bind_at(&self, socket: &OwnedFd, place: &ResolvedName, held: BorrowedFd<'_>) -> Result<(), Errno> {
-        let own = own_directory(&place.directory, false).ok().filter(|_| !self.powers.is_staged(&place.path));
+    fn bind_at(&self, socket: &OwnedFd, resolved: &ResolvedName, held: BorrowedFd<'_>) -> Result<(), Errno> {
+        let own = own_directory(&resolved.directory, false).ok().filter(|_| !self.powers.is_staged(&resolved.path));
         match own {
-            Some(own) if place.path.len() <= MAX_UNIX_PATH_BYTES => {
-                bind_within(socket.as_fd(), &unix_address(&place.path), own.as_fd())
+            Some(own) if resolved.path.len() <= MAX_UNIX_PATH_BYTES => {
+                bind_within(socket.as_fd(), &unix_address(&resolved.path), own.as_fd())
             }
             _ => {
                 let by_descriptor = resolve::DescriptorPath::new(held);
-                let path = [by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat();
+                let path = [by_descriptor.as_c_str().to_bytes(), b"/", resolved.name.as_bytes()].concat();
                 actor::bind_socket(socket.as_fd(), &unix_address(&path))
             }
         }

@@ -53,7 +53,7 @@ pub(super) struct PinnedObjects(Vec<Option<(OwnedFd, Stat)>>);
 impl PinnedObjects {
     /// Holds the objects that have the names of `broker_call` now.
     pub fn pin_objects(broker_call: &BrokeredCall) -> Result<Self, Errno> {
-        let pin = |place: &ResolvedName| match place.open_nofollow() {
+        let pin = |resolved: &ResolvedName| match resolved.open_nofollow() {
             Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno),
@@ -66,11 +66,11 @@ impl PinnedObjects {
     /// name. A new link counts as changed, because it would be followed.
     pub fn still_hold(&self, broker_call: &BrokeredCall) -> bool {
         let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
-        for (place, pin) in broker_call.resolved_names().zip(&self.0) {
-            if !is_at(&place.directory.fd, &place.directory.path) {
+        for (resolved, pin) in broker_call.resolved_names().zip(&self.0) {
+            if !is_at(&resolved.directory.fd, &resolved.directory.path) {
                 return false;
             }
-            let now = place.open_nofollow().and_then(fstat);
+            let now = resolved.open_nofollow().and_then(fstat);
             match (pin, now) {
                 (_, Err(_)) => {}
                 (Some((_, then)), Ok(now)) if is_same_object(then, &now) => {}

@@ -63,7 +63,7 @@ pub(super) struct ResolvedObject {
     pub path: Vec<u8>,
     pub stat: Stat,
     /// The name by which it was found; `None` if it was reached by a descriptor.
-    pub place: Option<ResolvedName>,
+    pub resolved: Option<ResolvedName>,
 }
 
 /// Target of a link.
@@ -78,7 +78,7 @@ impl ResolvedObject {
     /// Creates the value for the object of `fd`.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
         let (path, stat) = (Self::path_of(&fd)?, fstat(&fd)?);
-        Ok(Self { fd, path, stat, place: None })
+        Ok(Self { fd, path, stat, resolved: None })
     }
 
     /// Returns the path of the object, or its last path if it was removed.
@@ -145,7 +145,7 @@ impl<'a> PathResolver<'a> {
             return Err(Errno::NOENT);
         }
         let start = if path.starts_with(b"/") { None } else { Some(self.caller.open_start(start)?) };
-        self.place_from(start, path)
+        self.resolved_from(start, path)
     }
 
     /// Returns the object that `path` names; with `follow`, the last link is followed.
@@ -154,51 +154,51 @@ impl<'a> PathResolver<'a> {
     }
 
     /// Returns the object at a place.
-    pub fn find_at(&self, mut place: ResolvedName, follow: bool) -> Result<ResolvedObject, Errno> {
+    pub fn find_at(&self, mut resolved: ResolvedName, follow: bool) -> Result<ResolvedObject, Errno> {
         loop {
-            let fd = place.open_nofollow()?;
+            let fd = resolved.open_nofollow()?;
             let stat = fstat(&fd)?;
             let kind = FileType::from_raw_mode(stat.st_mode);
-            if kind == FileType::Symlink && (follow || place.slash) {
-                match self.follow_link(place, fd)? {
-                    LinkDestination::Place(next) => place = next,
+            if kind == FileType::Symlink && (follow || resolved.slash) {
+                match self.follow_link(resolved, fd)? {
+                    LinkDestination::Path(next) => resolved = next,
                     LinkDestination::Object(object) => return Ok(object),
                 }
                 continue;
             }
-            if place.slash && kind != FileType::Directory {
+            if resolved.slash && kind != FileType::Directory {
                 return Err(Errno::NOTDIR);
             }
-            if place.special {
+            if resolved.special {
                 return ResolvedObject::from_fd(fd);
             }
-            return Ok(ResolvedObject { fd, path: place.path.clone(), stat, place: Some(place) });
+            return Ok(ResolvedObject { fd, path: resolved.path.clone(), stat, resolved: Some(resolved) });
         }
     }
 
-    /// Resolves the held link `link`, which is at `place`.
-    pub fn follow_link(&self, place: ResolvedName, link: OwnedFd) -> Result<LinkDestination, Errno> {
-        match self.read_link_target(place.directory.fd.as_fd(), &place.name, &link)? {
+    /// Resolves the held link `link`, which is at `resolved`.
+    pub fn follow_link(&self, resolved: ResolvedName, link: OwnedFd) -> Result<LinkDestination, Errno> {
+        match self.read_link_target(resolved.directory.fd.as_fd(), &resolved.name, &link)? {
             SymlinkTarget::Object(fd) => {
                 let object = ResolvedObject::from_fd(fd)?;
                 let is_directory = object.file_type() == FileType::Directory;
-                if place.slash && !is_directory { Err(Errno::NOTDIR) } else { Ok(LinkDestination::Object(object)) }
+                if resolved.slash && !is_directory { Err(Errno::NOTDIR) } else { Ok(LinkDestination::Object(object)) }
             }
             SymlinkTarget::Text(mut text) => {
                 if text.is_empty() {
                     return Err(Errno::NOENT);
                 }
-                if place.slash {
+                if resolved.slash {
                     text.push(b'/');
                 }
-                let start = (!text.starts_with(b"/")).then_some(place.directory.fd);
-                self.place_from(start, &text).map(LinkDestination::Place)
+                let start = (!text.starts_with(b"/")).then_some(resolved.directory.fd);
+                self.resolved_from(start, &text).map(LinkDestination::Path)
             }
         }
     }
 
     /// Resolves a path to a place; `start` is `None` for the root.
-    fn place_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<ResolvedName, Errno> {
+    fn resolved_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<ResolvedName, Errno> {
         let slash = path.ends_with(b"/");
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
         let (parent, name) = match path[..end].iter().rposition(|b| *b == b'/') {
@@ -341,7 +341,7 @@ pub(super) enum ProcfsScope {
 /// Target of a followed link.
 pub(super) enum LinkDestination {
     /// A name.
-    Place(ResolvedName),
+    Path(ResolvedName),
     /// An object without a name.
     Object(ResolvedObject),
 }

@@ -208,12 +208,12 @@ mod tests {
         EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId,
     };
 
-    struct Place {
+    struct CachePath {
         home: tempfile::TempDir,
         plan: AttemptPlan,
     }
 
-    impl Place {
+    impl CachePath {
         /// Creates a home with a cache `tool` that is all data, and `rich` with settings beside the data.
         fn new(level: IsolationLevel) -> Self {
             let home = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ mod tests {
             let found =
                 choose_modes(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, cache_mode)| {
                     let cache_mode = match cache_mode {
-                        CacheMode::Merged(place) => format!("merged, {} shown", place.shown.len()),
+                        CacheMode::Merged(cache_path) => format!("merged, {} shown", cache_path.shown.len()),
                         CacheMode::Private => "private".to_owned(),
                         CacheMode::ReadOnly(files) => format!("{} read-only", files.len()),
                     };
@@ -276,9 +276,9 @@ mod tests {
 
     #[test]
     fn the_level_decides_and_settings_are_not_moved() {
-        Place::new(IsolationLevel::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
-        Place::new(IsolationLevel::Restricted).check("tool: private; rich: 1 read-only");
-        let context = Place::new(IsolationLevel::Full);
+        CachePath::new(IsolationLevel::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
+        CachePath::new(IsolationLevel::Restricted).check("tool: private; rich: 1 read-only");
+        let context = CachePath::new(IsolationLevel::Full);
         fs::remove_dir_all(context.at("rich").as_path()).unwrap();
         fs::remove_dir_all(context.at("tool").as_path()).unwrap();
         context.check("tool: private; rich: private");
@@ -287,8 +287,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_plan_or_the_caller_speaks_of_is_left_alone() {
-        let mut context = Place::new(IsolationLevel::Full);
+    fn paths_of_the_plan_or_the_caller_are_left_alone() {
+        let mut context = CachePath::new(IsolationLevel::Full);
         context.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
         context.check("rich: merged, 1 shown");
         for (write, expected) in [
@@ -298,12 +298,12 @@ mod tests {
             ("rich/store/x", "tool: merged, 0 shown"),
             ("rich/bin", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut context = Place::new(IsolationLevel::Full);
+            let mut context = CachePath::new(IsolationLevel::Full);
             let path = context.home.path().canonicalize().unwrap().join(write);
             context.plan.profile.filesystem.write.push(path.components().collect::<PathBuf>().into());
             context.check(expected);
         }
-        let mut context = Place::new(IsolationLevel::Full);
+        let mut context = CachePath::new(IsolationLevel::Full);
         context.plan.argv = vec![context.at("rich/bin/x"), context.at("tool/script"), context.at("tool/part")];
         context.check("tool: merged, 0 shown; rich: merged, 1 shown");
         fs::write(context.at("tool/script").as_path(), "").unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_in_the_data_is_never_merged() {
+    fn hidden_data_is_never_merged() {
         for (hidden, expected) in [
             ("rich/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
             ("rich/store/token", "tool: merged, 0 shown; rich: 1 read-only"),
@@ -338,7 +338,7 @@ mod tests {
             ("tool/", "tool: private; rich: merged, 1 shown"),
             ("tool-2/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut context = Place::new(IsolationLevel::Full);
+            let mut context = CachePath::new(IsolationLevel::Full);
             let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| context.at(name));
             context.plan.profile.filesystem.hide = among.into_iter().chain([context.at(hidden)]).collect();
             context.check(expected);
@@ -346,8 +346,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_leads_to_is_not_merged_by_its_name() {
-        let context = Place::new(IsolationLevel::Full);
+    fn targets_of_links_are_not_merged_by_their_names() {
+        let context = CachePath::new(IsolationLevel::Full);
         let tool = context.at("tool");
         fs::rename(tool.as_path(), context.at("elsewhere").as_path()).unwrap();
         std::os::unix::fs::symlink("elsewhere", tool.as_path()).unwrap();

@@ -40,7 +40,7 @@ pub(crate) struct RunEgressOptions {
     /// Special addresses, limits, and the intercepted traffic.
     pub(crate) rules: EgressRules,
     /// TLS interception that was prepared for these rules.
-    pub(crate) edge: Arc<PreparedInterception>,
+    pub(crate) interception: Arc<PreparedInterception>,
     /// Decides on requests to the proxy itself.
     pub(crate) policy: Arc<dyn EgressPolicy>,
     /// Receiver of its events.
@@ -155,11 +155,11 @@ impl RunEgress {
             None => None,
         };
         descriptor_limit::raise_limit();
-        let RunEgressOptions { rules, edge, policy, sink, resolver, published, connector } = egress_options;
+        let RunEgressOptions { rules, interception, policy, sink, resolver, published, connector } = egress_options;
         // The other end of a tunnel reports the traffic.
         let sink = if connector.is_some() { Arc::new(|_| {}) } else { sink };
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
-        let setup = EgressProxySetup { rules, names, dns, edge, namespace, policy, sink, resolver, connector };
+        let setup = EgressProxySetup { rules, names, dns, interception, namespace, policy, sink, resolver, connector };
         let egress_proxy = EgressProxy::start(setup).map_err(std::io::Error::other)?;
         published.publish_ports(&egress_proxy);
         Ok(egress_proxy)
@@ -192,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn the_door_is_started_by_the_first_who_needs_it_and_not_after_the_end() {
+    fn the_proxy_is_started_on_first_use_and_not_after_the_end() {
         let run_egress = RunEgress::of_host(RunEgressOptions {
             rules: EgressRules::default(),
-            edge: Arc::default(),
+            interception: Arc::default(),
             policy: Arc::new(Nobody),
             sink: Arc::new(|_| {}),
             resolver: Arc::new(Nobody),

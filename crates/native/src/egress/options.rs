@@ -24,7 +24,7 @@ const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 const NO_PROXY_HOSTS: &str = "localhost,127.0.0.1,::1";
 
 /// Returns the launch options of a run of `plan` for the egress proxy.
-pub(crate) fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception) -> LaunchOptions {
+pub(crate) fn launch_options(plan: &AttemptPlan, interception: &PreparedInterception) -> LaunchOptions {
     let mut options = LaunchOptions::default();
     match plan.level {
         // No variable names the egress proxy: every connection reaches it. A program would time out a
@@ -40,15 +40,15 @@ pub(crate) fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception) ->
             }
         }
     }
-    for (place, placeholder) in edge.secret_placeholders() {
-        match place {
+    for (mount, placeholder) in interception.secret_placeholders() {
+        match mount {
             SecretSource::Env(name) => {
                 options.environment.insert(name.clone(), placeholder.into());
             }
             SecretSource::File(path) => options.files.push((path.as_path().to_owned(), placeholder.into())),
         }
     }
-    options.named.extend(edge.bundle_pem().map(|bundle| NamedFile {
+    options.named.extend(interception.bundle_pem().map(|bundle| NamedFile {
         name: TRUST_FILE,
         content: bundle.into(),
         variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::path_only(name)).collect(),

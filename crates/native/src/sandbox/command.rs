@@ -33,7 +33,7 @@ impl SandboxCommandBackend {
         Self { sandbox }
     }
 
-    fn demand_honoured(plan: &AttemptPlan) -> Result<(), StartError> {
+    fn require_supported(plan: &AttemptPlan) -> Result<(), StartError> {
         match plan.grants.iter().find(|grant| !supports_grant(grant, plan.level)) {
             Some(grant) => Err(StartError {
                 what: format!("`{grant}` cannot be given in this sandbox, because it was created without it"),
@@ -46,15 +46,15 @@ impl SandboxCommandBackend {
     /// Returns the launch options besides the plan.
     fn launch_options(
         plan: &AttemptPlan,
-        edge: &PreparedInterception,
+        interception: &PreparedInterception,
         io: StdioMode,
         umask: Option<u32>,
     ) -> Result<LaunchOptions, StartError> {
-        if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
+        if interception.bundle_pem().is_some() || interception.secret_placeholders().next().is_some() {
             let what = "a persistent sandbox does not support request inspection or secrets".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
-        let environment = egress::launch_options(plan, edge).environment;
+        let environment = egress::launch_options(plan, interception).environment;
         Ok(LaunchOptions { environment, terminal: io == StdioMode::Terminal, umask, ..LaunchOptions::default() })
     }
 
@@ -121,12 +121,12 @@ impl SandboxCommandBackend {
         events: AttemptEventSender,
         caller: CallerAttributes,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        Self::demand_honoured(plan)?;
+        Self::require_supported(plan)?;
         let _going = self.sandbox.prevent_pause()?;
         let streams = OutputPipes::with_caller_streams(io, caller.streams)?;
-        let edge = prepare_interception(plan)?;
+        let interception = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
-        let options = Self::launch_options(plan, &edge, io, caller.umask)?;
+        let options = Self::launch_options(plan, &interception, io, caller.umask)?;
         let mut launching = self.sandbox.begin_command(plan, &options, streams.command_stdio())?;
         let (_, workspace) = self.sandbox.tree_paths(SandboxTree::Workspace);
         let guard =
@@ -139,7 +139,7 @@ impl SandboxCommandBackend {
         broker.bound = self.sandbox.bound.clone();
         broker.small_disk = small_disk(&plan.profile.limits);
         let egress_options =
-            build_proxy_options(plan, (edge, published, self.sandbox.resolver.clone()), &broker, &event_sink);
+            build_proxy_options(plan, (interception, published, self.sandbox.resolver.clone()), &broker, &event_sink);
         let on_breach = on_breach(&event_sink);
         self.sandbox.register_command(&on_breach, launching.init_pid());
         let group = guard.group();

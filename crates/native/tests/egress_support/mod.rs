@@ -16,7 +16,7 @@ use stockade_model::{AttemptPlan, ConnectionRecord, Denial, DeniedOperation, Hos
 use stockade_native::{NativeBackend, NativeOptions};
 use tempfile::TempDir;
 
-use super::support::{PATIENCE, plan, workspace};
+use super::support::{TIMEOUT, plan, workspace};
 
 /// Says "hello" to whoever connects to it on the host's loopback.
 pub struct Server {
@@ -168,7 +168,7 @@ impl Trip {
         let (mut denials, mut questions, mut withdrawn, mut connections) = (Vec::new(), Vec::new(), 0, Vec::new());
         let mut react = react;
         loop {
-            match events.recv_timeout(PATIENCE).expect("the attempt goes on") {
+            match events.recv_timeout(TIMEOUT).expect("the attempt goes on") {
                 AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial) => denials.push(denial),
                 AttemptEvent::Connection(connection) => connections.push(*connection),
                 AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Signed { .. } => {}
