@@ -27,7 +27,7 @@ use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use serde::de::DeserializeOwned;
 use stockade_backend_api::remote::{AttemptMessage, AttemptOrder, EngineMessage, serve_attempt};
 use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StdioMode};
-use stockade_native::{EnclosedBackend, NativeBackend};
+use stockade_native::{NativeBackend, NativeOptions, prepare_enclosed_attempt};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::SignalDescriptor;
 
@@ -203,16 +203,19 @@ fn run_command(order: LauncherOrder, frames: EngineFrameReader, engine_channel: 
     let mut proxy = None;
     let prepared = if has_isolation {
         let (connector, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
-        let backend = NativeBackend::default()
-            .within_isolation(own_directories())
-            .with_tunnel(connector, served)
-            .with_resolver(resolver);
-        backend.prepare_attempt(&plan, &io, hold, events)
+        let options = NativeOptions {
+            within: own_directories(),
+            connector: Some(connector),
+            served,
+            resolver: Some(resolver),
+            ..NativeOptions::default()
+        };
+        NativeBackend::with_options(None, options).prepare_attempt(&plan, &io, hold, events)
     } else {
         let mut plan = plan;
         let started = Arc::new(CommandProxy::start_proxy(&mut plan, hold, &events, &leads)?);
         proxy = Some(Arc::clone(&started));
-        let attempt = EnclosedBackend.prepare_attempt(&plan, &io, hold, events);
+        let attempt = prepare_enclosed_attempt(plan, io, events);
         attempt.map(|attempt| Box::new(ProxiedAttempt { attempt, proxy: started }) as Box<dyn Attempt>)
     };
     // Not earlier. The command is a copy of this process until its program begins, and the launcher

@@ -3,16 +3,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use stockade_backend_api::{Attempt, StartError, WeakEventSender};
-use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
+use stockade_backend_api::{Attempt, StartError};
+use stockade_model::{AttemptPlan, EnforcementReport, Grant, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{BrokerTraits, PreparedBroker};
-use crate::egress::{self, LostDatagrams, RunEgress};
-use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
+use crate::broker::PreparedBroker;
+use crate::egress::{self, CommandEgress};
+use crate::errors::{map_launch_error, map_plain_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::run_monitor::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor, StartingMonitor};
+use crate::streams::CapturedOutput;
 use stockade_launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{ControlGroup, LimitGuard};
 
@@ -25,15 +26,14 @@ pub(crate) struct LaunchingAttempt<'p> {
     /// Control group to kill at the end, if no namespace ends with the attempt.
     pub(crate) group: Option<Arc<ControlGroup>>,
     pub(crate) monitor: StartingMonitor,
-    pub(crate) events: WeakEventSender,
+    pub(crate) outside: Option<[CapturedOutput; 2]>,
+    pub(crate) event_sink: RunEventSink,
     /// True if calls are held for an approver.
     pub(crate) hold: bool,
     /// True if limits are raised for an approver.
     pub(crate) raises_limits: bool,
     /// True if the broker decides on each open for reading.
     pub(crate) asks_reads: bool,
-    /// True if ports of the run are published.
-    pub(crate) publishes: bool,
 }
 
 impl LaunchingAttempt<'_> {
@@ -41,27 +41,33 @@ impl LaunchingAttempt<'_> {
     /// `add_to_report` completes the report on what is enforced.
     pub(crate) fn finish(
         self,
-        egress: impl FnOnce(&mut LaunchedSandbox) -> Result<(Arc<RunEgress>, Option<LostDatagrams>), StartError>,
+        egress: impl FnOnce(&mut LaunchedSandbox) -> Result<CommandEgress, StartError>,
         add_to_report: impl FnOnce(&mut EnforcementReport, &LaunchedSandbox, &MonitoredExtras),
         extras: MonitoredExtras,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        let Self { plan, launching, broker, guard, group, monitor, events, hold, raises_limits, .. } = self;
+        let Self { plan, launching, broker, guard, group, outside, event_sink, hold, raises_limits, .. } = self;
         let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
         let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
         let (run_egress, lost) = egress(&mut launched)?;
-        let broker =
-            broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&run_egress))).map_err(map_broker_error)?;
-        let layer = broker_layer(broker.traits(), (hold, can_hold), self.asks_reads);
+        let broker = broker
+            .serve_listener(listener, hold && can_hold, Some(Arc::clone(&run_egress)))
+            .map_err(map_plain_error)?;
+        let layer = broker_layer(broker.is_synchronous, (hold, can_hold), self.asks_reads);
         let mut enforced = launched.report().clone();
-        add_layers(&mut enforced, plan, guard.report_limits(raises_limits), layer);
+        let limits = guard.report_limits(raises_limits);
+        let layers = [("limits", limits), ("broker", layer), ("network", egress::network_layer(plan))];
+        enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
         add_to_report(&mut enforced, &launched, &extras);
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), raises_limits)));
         let answers = broker.answer_sender();
-        if self.publishes {
+        if plan.grants.iter().any(|grant| matches!(grant, Grant::Listen(_))) {
             answers.start_egress();
         }
-        let monitored_sandbox = MonitoredSandbox {
+        let events = event_sink.downgrade();
+        let monitor = RunMonitor {
+            outside,
+            event_sink,
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
             temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
@@ -73,20 +79,14 @@ impl LaunchingAttempt<'_> {
             watch: Arc::clone(&watch),
             extras,
         };
-        let launched = Arc::clone(&monitored_sandbox.launched);
-        let monitor = Some(monitor.start_monitoring(monitored_sandbox)?);
+        let launched = Arc::clone(&monitor.launched);
+        let monitor = Some(self.monitor.start_monitoring(monitor)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, monitor }))
     }
 }
 
-/// Adds the layers of the limits, the broker and the network to a report.
-fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
-    let layers = [("limits", limits), ("broker", broker), ("network", egress::network_layer(plan))];
-    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
-}
-
-fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
-    let speed = if traits.synchronous {
+fn broker_layer(is_synchronous: bool, holds: (bool, bool), traced: bool) -> LayerReport {
+    let speed = if is_synchronous {
         "acts on behalf; hands the processor over (synchronous wake-up)"
     } else {
         "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"

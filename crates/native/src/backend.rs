@@ -16,102 +16,67 @@ use tracing::debug_span;
 use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
-use crate::egress::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
-use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
-use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor};
+use crate::egress::{self, CommonNetwork, PublishedPorts, RunEgress, RunEgressOptions};
+use crate::errors::{map_launch_error, map_limit_error, map_plain_error};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, StartingMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
-use crate::undoing::{self, AttemptUndo};
+use crate::undoing;
 use stockade_launch::{
-    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
-    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, PrewarmedInit,
+    begin_launch, hidden_there, is_staged, late_roots,
 };
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
+
+/// Options of a [`NativeBackend`]. Each default is to do without.
+#[derive(Clone, Default)]
+pub struct NativeOptions {
+    /// Directory of stages, which is made with the first stage. Without it, nothing can be staged.
+    pub stages: Option<PathBuf>,
+    /// Directory that keeps the runs' writes in tool caches. It is made with the first of them.
+    /// Without it, tools have no caches of their own.
+    pub caches: Option<PathBuf>,
+    /// Shares cache layers between the runs of a workspace; a process of this program holds them.
+    /// Without it, each run mounts its own.
+    pub layer_server: Option<LayerServerProgram>,
+    /// Directory that keeps the runs' changes in their workspaces. It is made with the first of
+    /// them. Without it, no run can be undone.
+    pub undo: Option<PathBuf>,
+    /// Resolver for host names, in place of the host's own.
+    pub resolver: Option<Arc<dyn NameResolver>>,
+    /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
+    pub signing: Option<SigningUser>,
+    /// Runs within existing isolation. These directories belong to it and are used as private
+    /// directories, so that none is made for a run. At level restricted only.
+    pub within: Vec<PathBuf>,
+    /// Runs in a network that has only a loopback interface and belongs to the sandbox, as in a
+    /// container. Servers in that network are not restricted, and the outside is reached only
+    /// through this tunnel.
+    pub connector: Option<Arc<dyn TunnelConnector>>,
+    /// Ports of the host's loopback on which servers listen, with a tunnel: a connection to such a
+    /// port without a server inside is meant for them.
+    pub served: BTreeSet<u16>,
+}
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
 pub struct NativeBackend {
     prewarmed_init: Mutex<Option<PrewarmedInit>>,
-    stages: Option<PathBuf>,
-    caches: Option<PathBuf>,
-    holder: Option<LayerServerProgram>,
-    undo: Option<PathBuf>,
-    resolver: Option<Arc<dyn NameResolver>>,
-    within: Vec<PathBuf>,
-    signing: Option<SigningUser>,
-    connector: Option<Arc<dyn TunnelConnector>>,
-    /// Ports of the host, see [`with_tunnel`](Self::with_tunnel).
-    served: BTreeSet<u16>,
+    options: NativeOptions,
 }
 
 impl std::fmt::Debug for NativeBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NativeBackend").field("stages", &self.stages).finish_non_exhaustive()
+        f.debug_struct("NativeBackend").field("stages", &self.options.stages).finish_non_exhaustive()
     }
 }
 
 impl NativeBackend {
-    /// Makes a backend with a first sandbox that is already being built.
-    pub fn with_prewarmed_init(prewarmed_init: Option<PrewarmedInit>) -> Self {
-        Self { prewarmed_init: Mutex::new(prewarmed_init), ..Self::default() }
-    }
-
-    /// Sets the directory of stages, which is made with the first stage. Without it, nothing can be
-    /// staged.
-    #[must_use]
-    pub fn with_stages_dir(self, stages: PathBuf) -> Self {
-        Self { stages: Some(stages), ..self }
-    }
-
-    /// Sets the directory that keeps the runs' writes in tool caches. It is made with the first of
-    /// them. Without it, tools have no caches of their own.
-    #[must_use]
-    pub fn with_caches_dir(self, caches: PathBuf) -> Self {
-        Self { caches: Some(caches), ..self }
-    }
-
-    /// Shares cache layers between the runs of a workspace; a process of this program holds them.
-    /// Without it, each run mounts its own.
-    #[must_use]
-    pub fn with_layer_server(self, holder: LayerServerProgram) -> Self {
-        Self { holder: Some(holder), ..self }
-    }
-
-    /// Sets the directory that keeps the runs' changes in their workspaces. It is made with the
-    /// first of them. Without it, no run can be undone.
-    #[must_use]
-    pub fn with_undo_dir(self, undo: PathBuf) -> Self {
-        Self { undo: Some(undo), ..self }
-    }
-
-    /// Sets the resolver for host names, in place of the host's own.
-    #[must_use]
-    pub fn with_resolver(self, resolver: Arc<dyn NameResolver>) -> Self {
-        Self { resolver: Some(resolver), ..self }
-    }
-
-    /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
-    #[must_use]
-    pub fn with_signing_user(self, person: SigningUser) -> Self {
-        Self { signing: Some(person), ..self }
-    }
-
-    /// Runs within existing isolation. These directories belong to it and are used as private
-    /// directories, so that none is made for a run. At level restricted only.
-    #[must_use]
-    pub fn within_isolation(self, private: Vec<PathBuf>) -> Self {
-        Self { within: private, ..self }
-    }
-
-    /// Runs in a network that has only a loopback interface and belongs to the sandbox, as in a
-    /// container. Servers in that network are not restricted, and the outside is reached only
-    /// through this tunnel. Servers listen on the ports `served` of the host's loopback: a
-    /// connection to such a port without a server inside is meant for them.
-    #[must_use]
-    pub fn with_tunnel(self, connector: Arc<dyn TunnelConnector>, served: BTreeSet<u16>) -> Self {
-        Self { connector: Some(connector), served, ..self }
+    /// Makes a backend, if possible with a first sandbox that is already being built.
+    pub fn with_options(prewarmed_init: Option<PrewarmedInit>, options: NativeOptions) -> Self {
+        Self { prewarmed_init: Mutex::new(prewarmed_init), options }
     }
 
     /// Starts building the sandbox, with the one that is already started if it fits.
@@ -143,8 +108,8 @@ impl NativeBackend {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == StdioMode::Terminal,
             asks,
-            private: self.within.clone(),
-            own_network: self.connector.is_some(),
+            private: self.options.within.clone(),
+            own_network: self.options.connector.is_some(),
             late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
             ..egress::launch_options(plan, interception)
         };
@@ -161,9 +126,9 @@ impl NativeBackend {
         streams: &OutputPipes,
     ) -> Result<(Option<CacheLease>, LaunchOptions, LaunchingSandbox), StartError> {
         let hidden = hidden_there(plan);
-        let mut holder = self.holder.as_ref();
+        let mut holder = self.options.layer_server.as_ref();
         loop {
-            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.caches.as_deref(), holder);
+            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.options.caches.as_deref(), holder);
             let mut options = LaunchOptions { hidden: Some(hidden.clone()), ..options() };
             if let Some(lease) = &lease {
                 options.kept.clone_from(&lease.private);
@@ -200,32 +165,10 @@ impl NativeBackend {
             powers.layers.extend(lease.layer_paths());
             powers.merged.extend(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| &m.directory));
         }
-        if self.connector.is_some() {
-            powers.own_network = Some(self.served.clone());
+        if self.options.connector.is_some() {
+            powers.in_own_network(self.options.served.clone());
         }
         powers
-    }
-
-    fn route_through_tunnel(&self, egress_options: RunEgressOptions) -> RunEgressOptions {
-        match &self.connector {
-            Some(connector) => egress_options.with_tunnel(Arc::clone(connector)),
-            None => egress_options,
-        }
-    }
-}
-
-/// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
-/// datagrams in it. Otherwise returns the egress proxy of the host.
-fn select_egress(
-    network: Option<NetworkSockets>,
-    egress_options: RunEgressOptions,
-) -> (Arc<RunEgress>, Option<LostDatagrams>) {
-    match network {
-        Some(ends) => {
-            let (run_egress, lost) = RunEgress::of_namespace(ends, egress_options);
-            (Arc::new(run_egress), Some(lost))
-        }
-        None => (Arc::new(RunEgress::of_host(egress_options)), None),
     }
 }
 
@@ -238,7 +181,7 @@ impl Backend for NativeBackend {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Effect(_) => true,
-            Grant::Sign(_) => self.signing.is_some(),
+            Grant::Sign(_) => self.options.signing.is_some(),
             Grant::Listen(_) => level == IsolationLevel::Full,
         }
     }
@@ -253,28 +196,27 @@ impl Backend for NativeBackend {
         let streams = OutputPipes::new(*io)?;
         let interception = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
-        let publishes = !published.is_empty();
-        let staging = AttemptStage::from_plan(plan, self.stages.as_deref())?;
-        let renewal = NameRotation::for_plan(plan, self.caches.as_deref());
-        let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.undo.as_deref())?.unzip();
-        let signing = RunSigningAgent::from_plan(plan, self.signing.as_ref())?;
+        let staging = AttemptStage::from_plan(plan, self.options.stages.as_deref())?;
+        let renewal = NameRotation::for_plan(plan, self.options.caches.as_deref());
+        let (undoing, recorder) = undoing::begin_undo_record(plan, self.options.undo.as_deref())?.unzip();
+        let signing = RunSigningAgent::from_plan(plan, self.options.signing.as_ref())?;
         let options = || self.build_launch_options(plan, (*io, hold), &interception, (staging.as_ref(), &signing));
         let (lease, options, mut launching) = self.begin_with_layers(plan, options, &streams)?;
         // The limits and the two threads are prepared while the init builds.
         let guard = join_limits(plan, &mut launching)?;
-        let outside = streams.into_outputs(*io);
-        let weak = events.downgrade();
         let event_sink = RunEventSink::to_attempt(events);
         let write_hook = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
         let mut powers = self.build_permissions(plan, &launching, (&options, lease.as_ref()));
         powers.agents = signing.agent_sockets();
-        let broker = Broker::begin_with(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
-            .map_err(map_broker_error)?;
-        let served = (interception, published, self.resolver.clone());
-        let egress_options = self.route_through_tunnel(build_proxy_options(plan, served, &broker, &event_sink));
-        let broker = broker.making_room(small_disk(&plan.profile.limits));
+        let mut broker = Broker::begin(powers, plan.level, (write_hook, recorder), broker_event_sink(&event_sink))
+            .map_err(map_plain_error)?;
+        broker.small_disk = small_disk(&plan.profile.limits);
+        let served = (interception, published, self.options.resolver.clone());
+        let egress_options = RunEgressOptions {
+            connector: self.options.connector.clone(),
+            ..build_proxy_options(plan, served, &broker, &event_sink)
+        };
         let agent = signing.start_serving(&event_sink)?;
-        let monitor = RunMonitor::start_thread(outside, event_sink)?;
 
         let attempt = LaunchingAttempt {
             plan,
@@ -283,22 +225,25 @@ impl Backend for NativeBackend {
             // Without a namespace the init has to find the processes one by one.
             group: guard.group().filter(|_| plan.level != IsolationLevel::Full),
             guard,
-            monitor,
-            events: weak,
+            monitor: StartingMonitor::start_thread()?,
+            outside: streams.into_outputs(*io),
+            event_sink,
             hold,
             raises_limits: hold,
             asks_reads: options.asks_reads(plan),
-            publishes,
         };
         let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
-        let egress = |launched: &mut LaunchedSandbox| Ok(select_egress(launched.take_network(), egress_options));
+        let egress = |launched: &mut LaunchedSandbox| match launched.take_network() {
+            Some(ends) => CommonNetwork::from_ends(ends).open_egress(egress_options),
+            None => Ok((Arc::new(RunEgress::of_host(egress_options)), None)),
+        };
         attempt.finish(egress, |enforced, launched, extras| add_extra_layers(enforced, plan, extras, launched), extras)
     }
 }
 
 /// Prepares the interception of a plan's TLS connections.
 pub(crate) fn prepare_interception(plan: &AttemptPlan) -> Result<PreparedInterception, StartError> {
-    PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)
+    PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_plain_error)
 }
 
 /// Prepares the limits of a run, and puts its processes under them.

@@ -18,15 +18,6 @@ pub(crate) struct StreamCapture {
     dropped_bytes: u64,
 }
 
-/// Result of a read from the pipe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DrainState {
-    /// No more bytes at present.
-    Open,
-    /// The end of the stream.
-    Ended,
-}
-
 impl StreamCapture {
     /// Makes an empty capture that keeps at most this many bytes.
     pub(crate) fn new(limit_bytes: u64) -> Self {
@@ -44,17 +35,16 @@ impl StreamCapture {
         self.dropped_bytes += over as u64;
     }
 
-    /// Reads one chunk from a non-blocking pipe.
-    pub(crate) fn read_chunk(&mut self, pipe: BorrowedFd<'_>) -> DrainState {
+    /// Reads one chunk from a pipe. Returns false at the end of the stream.
+    pub(crate) fn read_chunk(&mut self, pipe: BorrowedFd<'_>) -> bool {
         let mut chunk = [0; CHUNK_BYTES];
         match rustix::io::read(pipe, &mut chunk) {
-            Ok(0) => DrainState::Ended,
+            Ok(0) => false,
             Ok(n) => {
                 self.push(chunk.get(..n).unwrap_or_default());
-                DrainState::Open
+                true
             }
-            Err(Errno::AGAIN | Errno::INTR) => DrainState::Open,
-            Err(_) => DrainState::Ended,
+            Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
         }
     }
 

@@ -40,7 +40,7 @@ impl HiddenWatch {
     pub(crate) fn take_denials(&mut self) -> Vec<Denial> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.reads.inotify, &mut buffer);
-        let mut opened = Vec::new();
+        let mut denials = Vec::new();
         while let Ok(event) = reader.next() {
             // Inotify also reports the end of the mount.
             if !event.events().contains(ReadFlags::OPEN) {
@@ -52,10 +52,6 @@ impl HiddenWatch {
                 Some(name) => hidden.join(OsStr::from_bytes(name.to_bytes())),
                 None => hidden.clone(),
             };
-            opened.push(object);
-        }
-        let mut denials = Vec::new();
-        for object in opened {
             let shown = self.revealed.iter().any(|path| object.starts_with(path));
             if shown || self.reported_paths.len() >= MAX_HIDDEN_PATHS || !self.reported_paths.insert(object.clone()) {
                 continue;

@@ -24,7 +24,7 @@ use stockade_model::{
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::attach_terminal;
 
-use crate::capture::{DrainState, StreamCapture};
+use crate::capture::StreamCapture;
 use crate::errors::map_launch_error;
 use crate::streams::capture_limit;
 
@@ -67,35 +67,22 @@ impl Backend for HostBackend {
     }
 }
 
-/// Backend that runs commands within existing isolation whose kernel lacks the needed features: a
-/// container with a runtime that is a kernel of its own. The processes that a command leaves behind
-/// are killed when it ends. Therefore each process that uses this backend runs one command.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EnclosedBackend;
-
-impl Backend for EnclosedBackend {
-    fn name(&self) -> &'static str {
-        "enclosed"
-    }
-
-    fn supports_grant(&self, _grant: &Grant, _level: IsolationLevel) -> bool {
-        false
-    }
-
-    fn prepare_attempt(
-        &self,
-        plan: &AttemptPlan,
-        io: &StdioMode,
-        _hold: bool,
-        events: AttemptEventSender,
-    ) -> Result<Box<dyn Attempt>, StartError> {
-        require_directory(plan.cwd.as_path())?;
-        let mut plan = plan.clone();
-        let mark = new_mark()?;
-        plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
-        let enforced = enclosed_report(adopt_orphans().is_ok());
-        Ok(Box::new(HostAttempt::new(plan, *io, events, (enforced, Some(mark)))))
-    }
+/// Prepares a command within existing isolation whose kernel lacks the needed features: a container
+/// with a runtime that is a kernel of its own. The processes that a command leaves behind are killed
+/// when it ends. Therefore each process that calls this runs one command.
+///
+/// # Errors
+/// [`StartError`] if the working directory is missing, or no random bytes are available.
+pub fn prepare_enclosed_attempt(
+    mut plan: AttemptPlan,
+    io: StdioMode,
+    events: AttemptEventSender,
+) -> Result<Box<dyn Attempt>, StartError> {
+    require_directory(plan.cwd.as_path())?;
+    let mark = new_mark()?;
+    plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
+    let enforced = enclosed_report(adopt_orphans().is_ok());
+    Ok(Box::new(HostAttempt::new(plan, io, events, (enforced, Some(mark)))))
 }
 
 fn require_directory(path: &Path) -> Result<(), StartError> {
@@ -260,7 +247,7 @@ fn watch_child(
 
 fn drain_pipe(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> StreamCapture {
     let mut capture = StreamCapture::new(limit_bytes);
-    while capture.read_chunk(pipe.as_fd()) == DrainState::Open {}
+    while capture.read_chunk(pipe.as_fd()) {}
     capture
 }
 

@@ -26,10 +26,10 @@ mod staging;
 mod streams;
 mod undoing;
 
-pub use backend::NativeBackend;
+pub use backend::{NativeBackend, NativeOptions};
 pub use broker::served_ports;
 pub use egress::proxy_variables;
-pub use host_backend::{EnclosedBackend, HostBackend};
+pub use host_backend::{HostBackend, prepare_enclosed_attempt};
 pub use remote::own_umask;
 pub use sandbox::{NativeSandboxes, SupervisorHooks, run_sandbox_supervisor};
 pub use session::{NativeSession, SessionError};

@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use stockade_backend_api::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
+    WeakEventSender,
 };
 use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
 use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};
 use stockade_signing::AgentHandle;
+use stockade_stage::undo::UndoRun;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
@@ -30,7 +32,6 @@ use crate::evidence::{HiddenWatch, TempWatch};
 use crate::locks::lock_ignoring_poison;
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
-use crate::undoing::AttemptUndo;
 use stockade_sys::ready::readable_before;
 
 /// Time-out for the broker's end once its callers are gone.
@@ -69,18 +70,21 @@ impl RunEventSink {
         Self { attempt, after: Some(SandboxEventSink { sandbox, request, ended: Arc::default() }) }
     }
 
+    /// Returns a sender to the attempt that does not keep the attempt's channel open.
+    pub(crate) fn downgrade(&self) -> WeakEventSender {
+        self.attempt.downgrade()
+    }
+
     /// Reports one event.
     pub(crate) fn report_event(&self, event: AttemptEvent) {
-        let Some(SandboxEventSink { sandbox, request, ended }) = &self.after else {
-            return self.attempt.send_event(event);
-        };
-        let is_last = matches!(event, AttemptEvent::Ended(_));
-        if !ended.load(Ordering::Acquire) {
-            if is_last {
-                ended.store(true, Ordering::Release);
+        let after = self.after.as_ref();
+        let Some(SandboxEventSink { sandbox, request, .. }) = after.filter(|after| after.ended.load(Ordering::Acquire))
+        else {
+            if let (AttemptEvent::Ended(_), Some(after)) = (&event, after) {
+                after.ended.store(true, Ordering::Release);
             }
             return self.attempt.send_event(event);
-        }
+        };
         let request = request.clone();
         match event {
             AttemptEvent::Denied(denial) => sandbox.send_event(SandboxEvent::Denied { request, denial }),
@@ -89,8 +93,8 @@ impl RunEventSink {
             AttemptEvent::Breached(_) => {}
             // No approver could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
-            AttemptEvent::Signed { .. } => {}
-            AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
+            AttemptEvent::Signed { .. } | AttemptEvent::Executed { .. } => {}
+            AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
         }
     }
 }
@@ -132,15 +136,10 @@ impl LeftoverHandling {
     }
 }
 
-/// State of the thread.
+/// The parts of a running sandbox that its monitor serves.
 pub(crate) struct RunMonitor {
-    monitored_sandbox: MonitoredSandbox,
-    outside: Option<[CapturedOutput; 2]>,
-    event_sink: RunEventSink,
-}
-
-/// The parts of a running sandbox that the keeper serves.
-pub(crate) struct MonitoredSandbox {
+    pub(crate) outside: Option<[CapturedOutput; 2]>,
+    pub(crate) event_sink: RunEventSink,
     pub(crate) end: OwnedFd,
     pub(crate) launched: Arc<Mutex<LaunchedSandbox>>,
     pub(crate) broker: BrokerHandle,
@@ -163,7 +162,7 @@ pub(crate) struct MonitoredExtras {
     /// The ssh agent of the run, which ends with this.
     pub(crate) agent: Option<AgentHandle>,
     /// Record of the run's changes in its workspace, if it is kept.
-    pub(crate) undoing: Option<AttemptUndo>,
+    pub(crate) undoing: Option<UndoRun>,
     /// Renews the names of other workspaces' layers at its end.
     pub(crate) renewal: Option<NameRotation>,
     /// Present in a persistent sandbox only.
@@ -172,44 +171,53 @@ pub(crate) struct MonitoredExtras {
 
 /// A keeper that waits for its sandbox. Dropping it ends it.
 pub(crate) struct StartingMonitor {
-    monitored_sandbox: Sender<MonitoredSandbox>,
+    monitor: Sender<RunMonitor>,
     over: Receiver<()>,
 }
 
 impl StartingMonitor {
-    /// Starts the monitoring. The returned channel disconnects when the sandbox is gone.
-    pub(crate) fn start_monitoring(self, monitored_sandbox: MonitoredSandbox) -> Result<Receiver<()>, StartError> {
-        let thread_error = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
-        self.monitored_sandbox.send(monitored_sandbox).map_err(|_| thread_error())?;
-        Ok(self.over)
-    }
-}
-
-impl RunMonitor {
-    pub(crate) fn start_thread(
-        outside: Option<[CapturedOutput; 2]>,
-        event_sink: RunEventSink,
-    ) -> Result<StartingMonitor, StartError> {
-        let (monitored_sandbox, sandbox) = channel();
+    /// Starts the thread, which waits for the sandbox.
+    pub(crate) fn start_thread() -> Result<Self, StartError> {
+        let (monitor, sandbox) = channel::<RunMonitor>();
         let (on_drop, over) = channel::<()>();
         let body = move || {
-            if let Ok(monitored_sandbox) = sandbox.recv() {
-                Self { monitored_sandbox, outside, event_sink }.monitor_run(on_drop);
+            if let Ok(monitor) = sandbox.recv() {
+                monitor.monitor_run(on_drop);
             }
         };
         thread::Builder::new()
             .name("keeper".to_owned())
             .spawn(body)
             .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
-        Ok(StartingMonitor { monitored_sandbox, over })
+        Ok(Self { monitor, over })
     }
 
+    /// Starts the monitoring. The returned channel disconnects when the sandbox is gone.
+    pub(crate) fn start_monitoring(self, monitor: RunMonitor) -> Result<Receiver<()>, StartError> {
+        let thread_error = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
+        self.monitor.send(monitor).map_err(|_| thread_error())?;
+        Ok(self.over)
+    }
+}
+
+impl RunMonitor {
     /// Monitors until the end, reports it, and then serves the remaining processes.
     fn monitor_run(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
-        let Self { monitored_sandbox, outside, event_sink } = self;
-        let MonitoredSandbox { end: end_fd, launched, broker, run_egress, names, hidden, temp, watch, extras, .. } =
-            monitored_sandbox;
+        let Self {
+            outside,
+            event_sink,
+            end: end_fd,
+            launched,
+            broker,
+            run_egress,
+            names,
+            hidden,
+            temp,
+            watch,
+            extras,
+            ..
+        } = self;
         let MonitoredExtras { staging, mut lease, agent, undoing, renewal, leaves } = extras;
         for denial in temp.map(TempWatch::into_denials).unwrap_or_default() {
             event_sink.report_event(AttemptEvent::Denied(denial));
@@ -229,11 +237,9 @@ impl RunMonitor {
             run_egress.close_connections();
         }
         drop(agent);
-        report
-            .denials
-            .into_iter()
-            .filter(|d| d.count > 1)
-            .for_each(|denial| event_sink.report_event(AttemptEvent::Denied(denial)));
+        for denial in report.denials.into_iter().filter(|denial| denial.count > 1) {
+            event_sink.report_event(AttemptEvent::Denied(denial));
+        }
         // Objects that are shared with the init are closed before the init exits. The init then
         // closes them last, and waits for the kernel instead of this process.
         drop((hidden, end_fd));
@@ -241,7 +247,8 @@ impl RunMonitor {
         end.project_files = report.project_files;
         // Before any other process can change a file after the run.
         if let Some(undoing) = undoing {
-            end.kept_for_undo = undoing.finish_record();
+            // If this fails, the next command that reads the record does it.
+            end.kept_for_undo = undoing.record_final_state().unwrap_or_default();
         }
         // A receiver of the end event may follow the links that the run left.
         let held = lock_ignoring_poison(&launched);
@@ -260,16 +267,14 @@ impl RunMonitor {
         let ended = loop {
             self.wait_for_event();
             self.handle_events();
-            let mut launched = lock_ignoring_poison(&self.monitored_sandbox.launched);
+            let mut launched = lock_ignoring_poison(&self.launched);
             let ended = launched.try_wait();
             let was_stopped = launched.was_stopped();
             let written = launched.written_by_ended();
             drop(launched);
-            written
-                .into_iter()
-                .for_each(|bytes| lock_ignoring_poison(&self.monitored_sandbox.watch).init_counted(bytes));
+            written.into_iter().for_each(|bytes| lock_ignoring_poison(&self.watch).init_counted(bytes));
             if let Some(signal) = was_stopped
-                && !lock_ignoring_poison(&self.monitored_sandbox.watch).has_stopped(signal)
+                && !lock_ignoring_poison(&self.watch).has_stopped(signal)
             {
                 self.report_event(AttemptEvent::Stopped(signal));
             }
@@ -297,22 +302,16 @@ impl RunMonitor {
 
     /// Sleeps until an event occurs.
     fn wait_for_event(&self) {
-        let hidden = self.monitored_sandbox.hidden.as_ref().map(HiddenWatch::fd);
-        let names = self.monitored_sandbox.names.as_ref().and_then(|run_egress| run_egress.dns_socket());
+        let goes_on = lock_ignoring_poison(&self.watch).goes_on();
+        let hidden = self.hidden.as_ref().map(HiddenWatch::fd);
+        let names = self.names.as_ref().and_then(|run_egress| run_egress.dns_socket());
         let outputs = self.outside.iter().flatten().filter_map(CapturedOutput::wait_fd);
-        let lost = self.monitored_sandbox.lost.iter().flat_map(LostDatagrams::fds);
-        let goes_on = lock_ignoring_poison(&self.monitored_sandbox.watch).goes_on();
+        let lost = self.lost.iter().flat_map(LostDatagrams::fds);
         let answered = goes_on.as_deref().map(AsFd::as_fd);
-        let mut all: Vec<BorrowedFd<'_>> = [Some(self.monitored_sandbox.end.as_fd()), hidden, names]
-            .into_iter()
-            .flatten()
-            .chain(lost)
-            .chain(outputs)
-            .collect();
-        all.extend(answered);
-        let at_most = lock_ignoring_poison(&self.monitored_sandbox.watch)
-            .next_look()
-            .map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
+        let single = [Some(self.end.as_fd()), hidden, names, answered];
+        let all: Vec<BorrowedFd<'_>> = single.into_iter().flatten().chain(lost).chain(outputs).collect();
+        let next = lock_ignoring_poison(&self.watch).next_look();
+        let at_most = next.map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
         // A failure only makes the next check earlier.
         let _ = readable_before(&all, Instant::now() + at_most);
         if let Some(answered) = answered {
@@ -326,16 +325,15 @@ impl RunMonitor {
         for output in self.outside.iter_mut().flatten() {
             output.read_available();
         }
-        if self.monitored_sandbox.names.take_if(|run_egress| run_egress.has_dns_request()).is_some() {
-            self.monitored_sandbox.broker.answer_sender().start_egress();
+        if self.names.take_if(|run_egress| run_egress.has_dns_request()).is_some() {
+            self.broker.answer_sender().start_egress();
         }
-        let mut seen: Vec<Denial> =
-            self.monitored_sandbox.hidden.as_mut().map(HiddenWatch::take_denials).unwrap_or_default();
-        seen.extend(self.monitored_sandbox.lost.iter_mut().flat_map(LostDatagrams::take_denials));
+        let mut seen: Vec<Denial> = self.hidden.as_mut().map(HiddenWatch::take_denials).unwrap_or_default();
+        seen.extend(self.lost.iter_mut().flat_map(LostDatagrams::take_denials));
         for denial in seen {
             self.report_event(AttemptEvent::Denied(denial));
         }
-        let passed = lock_ignoring_poison(&self.monitored_sandbox.watch).check_limits();
+        let passed = lock_ignoring_poison(&self.watch).check_limits();
         passed.into_iter().for_each(|passed| self.report_event(convert_limit_event(passed)));
     }
 }
@@ -348,10 +346,7 @@ fn attempt_end(
     changed: bool,
     event_sink: &RunEventSink,
 ) -> AttemptEnd {
-    let [stdout, stderr] = match outside {
-        Some([out, err]) => [Some(out.capture), Some(err.capture)],
-        None => [None, None],
-    };
+    let [stdout, stderr] = outside.map_or([None, None], |ends| ends.map(|end| Some(end.capture)));
     let truncated = [&stdout, &stderr].into_iter().flatten().any(StreamCapture::is_truncated);
     let text = |capture: Option<StreamCapture>| capture.map(|c| RawText::from(c.into_bytes()));
     let by = if let CommandEnd::Signaled(signal) = end { Some(signal) } else { None };
@@ -403,18 +398,17 @@ impl LeftoverProcesses {
 }
 
 fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, ResourceUsage) {
-    match ended {
-        Ok(Some(ExitReport { exec_errno: Some(Errno::NOENT | Errno::NOTDIR), usage, .. })) => {
-            (CommandEnd::NotFound, usage)
-        }
-        Ok(Some(ExitReport { exec_errno: Some(errno), usage, .. })) => {
-            (CommandEnd::NotExecutable(errno.to_string()), usage)
-        }
-        Ok(Some(ExitReport { status: ProcessExit::Exited(code), usage, .. })) => (CommandEnd::Exited(code), usage),
-        Ok(Some(ExitReport { status: ProcessExit::Signaled(signal), usage, .. })) => {
-            (CommandEnd::Signaled(signal), usage)
-        }
-        Ok(None) => (CommandEnd::Lost("it ended without a report".to_owned()), ResourceUsage::default()),
-        Err(error) => (CommandEnd::Lost(error.to_string()), ResourceUsage::default()),
-    }
+    let lost = |why: String| (CommandEnd::Lost(why), ResourceUsage::default());
+    let ExitReport { exec_errno, status, usage, .. } = match ended {
+        Ok(Some(report)) => report,
+        Ok(None) => return lost("it ended without a report".to_owned()),
+        Err(error) => return lost(error.to_string()),
+    };
+    let end = match (exec_errno, status) {
+        (Some(Errno::NOENT | Errno::NOTDIR), _) => CommandEnd::NotFound,
+        (Some(errno), _) => CommandEnd::NotExecutable(errno.to_string()),
+        (None, ProcessExit::Exited(code)) => CommandEnd::Exited(code),
+        (None, ProcessExit::Signaled(signal)) => CommandEnd::Signaled(signal),
+    };
+    (end, usage)
 }

@@ -14,6 +14,7 @@ use stockade_model::{
 use stockade_permissions::{AGENT_PATH, AgentSockets};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
+use crate::errors::map_hinted_error;
 use crate::run_monitor::RunEventSink;
 
 /// The variable that names an agent's socket.
@@ -50,14 +51,14 @@ impl RunSigningAgent {
         let uses: Vec<SignUse> = plan.grants.iter().filter_map(Grant::sign_use).cloned().collect();
         let listener = match person {
             Some(person) if !uses.is_empty() => {
-                let socket = person.agent.as_ref().ok_or_else(|| signing_error(AgentError::None))?;
+                let socket = person.agent.as_ref().ok_or_else(|| map_hinted_error(AgentError::None))?;
                 let directories = (person.home.as_path(), std::env::temp_dir());
                 let prepared = AgentListener::prepare_agent(
                     &uses,
                     UserSshAgent::at_socket(socket),
                     (directories.0, &directories.1),
                 )
-                .map_err(signing_error)?;
+                .map_err(map_hinted_error)?;
                 Some(prepared)
             }
             _ => None,
@@ -101,7 +102,7 @@ impl RunSigningAgent {
     pub(crate) fn start_serving(self, event_sink: &RunEventSink) -> Result<Option<AgentHandle>, StartError> {
         let event_sink = event_sink.clone();
         let sink = move |event| event_sink.report_event(event_of(event));
-        self.listener.map(|listener| listener.start_serving(sink).map_err(signing_error)).transpose()
+        self.listener.map(|listener| listener.start_serving(sink).map_err(map_hinted_error)).transpose()
     }
 }
 
@@ -141,14 +142,6 @@ fn event_of(event: SigningEvent) -> AttemptEvent {
             refused.rule,
             refused.key_use.map(SignUse::into_grant),
         )),
-    }
-}
-
-fn signing_error(error: AgentError) -> StartError {
-    let text = error.to_string();
-    match text.split_once("\nhint: ") {
-        Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
-        None => StartError { what: text, hint: None },
     }
 }
 

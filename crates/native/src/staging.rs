@@ -8,7 +8,7 @@ use stockade_launch::{OverlayWriteLayer, is_staged};
 use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 use stockade_stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
 
-use crate::errors::map_launch_error;
+use crate::errors::{map_hinted_error, map_launch_error};
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl AttemptStage {
             what: "this backend has no directory for stages".to_owned(),
             hint: Some("run without a stage".to_owned()),
         })?;
-        let stages = StageDirectory::open(stage_root).map_err(stage_error)?;
+        let stages = StageDirectory::open(stage_root).map_err(map_hinted_error)?;
         if plan.attempt > 1 {
             discard_earlier(&stages, plan)?;
         }
@@ -56,7 +56,7 @@ impl AttemptStage {
             workspace: plan.workspace.as_path().to_owned(),
             protect: plan.profile.filesystem.protect.clone(),
         };
-        let stage = stages.create_stage(new).map_err(stage_error)?;
+        let stage = stages.create_stage(new).map_err(map_hinted_error)?;
         let (upper, work) = stage.overlay_directories();
         let overlay = (plan.level == IsolationLevel::Full).then(|| OverlayWriteLayer::new(&upper, &work));
         Ok(Some(Self { stage: Some(stage), overlay: overlay.transpose().map_err(map_launch_error)? }))
@@ -72,7 +72,7 @@ impl AttemptStage {
             Some(_) => BaselineRecorder::new(stage).map(PreWriteHook::Noted),
             None => BackupTree::new(stage).map(PreWriteHook::BackUp),
         };
-        self.stage.as_ref().map(create_hook).transpose().map_err(stage_error)
+        self.stage.as_ref().map(create_hook).transpose().map_err(map_hinted_error)
     }
 
     /// Returns the changes to commit. A stage without changes is removed at once.
@@ -100,19 +100,11 @@ fn describe_end(end: &CommandEnd) -> String {
 }
 
 fn discard_earlier(stages: &StageDirectory, plan: &AttemptPlan) -> Result<(), StartError> {
-    for listed in stages.list_stages().map_err(stage_error)? {
+    for listed in stages.list_stages().map_err(map_hinted_error)? {
         if listed.meta.as_ref().is_some_and(|meta| meta.request == plan.request) {
-            let stage = stages.open_for_changes(&listed.id).map_err(stage_error)?;
-            stage.remove().map_err(|error| stage_error(StageError::Directory(error)))?;
+            let stage = stages.open_for_changes(&listed.id).map_err(map_hinted_error)?;
+            stage.remove().map_err(|error| map_hinted_error(StageError::Directory(error)))?;
         }
     }
     Ok(())
-}
-
-fn stage_error(error: StageError) -> StartError {
-    let text = error.to_string();
-    match text.split_once("\nhint: ") {
-        Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
-        None => StartError { what: text, hint: None },
-    }
 }

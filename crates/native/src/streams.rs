@@ -8,7 +8,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_backend_api::{StartError, StdioMode};
 use stockade_launch::CommandStdio;
 
-use crate::capture::{DrainState, StreamCapture};
+use crate::capture::StreamCapture;
 use crate::errors::no_descriptor;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
@@ -90,7 +90,7 @@ pub(crate) struct CapturedOutput {
 impl CapturedOutput {
     /// Reads the available output. Returns false at the end.
     pub(crate) fn read_available(&mut self) -> bool {
-        self.open = self.open && self.capture.read_chunk(self.pipe.as_fd()) == DrainState::Open;
+        self.open = self.open && self.capture.read_chunk(self.pipe.as_fd());
         self.open
     }
 

@@ -7,54 +7,32 @@ use stockade_backend_api::StartError;
 use stockade_model::{AttemptPlan, LayerReport, LayerState, RawText};
 
 use stockade_launch::is_staged;
-use stockade_stage::undo::{NewUndoRun, UndoError, UndoRecorder, UndoRun, UndoStore};
+use stockade_stage::undo::{NewUndoRun, UndoRecorder, UndoRun, UndoStore};
 
-/// Record of the changes of a current run.
-#[derive(Debug)]
-pub(crate) struct AttemptUndo {
-    run: UndoRun,
-}
-
-impl AttemptUndo {
-    /// Begins to keep the changes of `plan`, if it requests that. Staged writes change nothing in
-    /// the workspace.
-    pub fn begin_for_plan(
-        plan: &AttemptPlan,
-        undo_root: Option<&Path>,
-    ) -> Result<Option<(Self, UndoRecorder)>, StartError> {
-        let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
-            return Ok(None);
-        };
-        // The report states that nothing is kept.
-        let Some(undo_root) = undo_root else { return Ok(None) };
-        let new = NewUndoRun {
-            request: plan.request.clone(),
-            command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
-            workspace: plan.workspace.as_path().to_owned(),
-            limit_bytes,
-            protect: plan.profile.filesystem.protect.clone(),
-        };
-        let (run, recorder) =
-            UndoStore::open_or_create(undo_root).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
-        Ok(Some((Self { run }, recorder)))
-    }
-
-    /// Records the state after the run and returns the number of kept paths. If this fails, the
-    /// next command that reads the record does it.
-    pub fn finish_record(self) -> u64 {
-        self.run.record_final_state().unwrap_or_default()
-    }
-}
-
-fn undo_start_error(error: UndoError) -> StartError {
-    StartError {
+/// Begins to keep the changes of `plan`, if it requests that. Staged writes change nothing in the
+/// workspace.
+pub(crate) fn begin_undo_record(
+    plan: &AttemptPlan,
+    undo_root: Option<&Path>,
+) -> Result<Option<(UndoRun, UndoRecorder)>, StartError> {
+    let limit_bytes = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan));
+    // Without a place the report states that nothing is kept.
+    let (Some(limit_bytes), Some(undo_root)) = (limit_bytes, undo_root) else { return Ok(None) };
+    let new = NewUndoRun {
+        request: plan.request.clone(),
+        command: RawText::from(plan.argv.iter().map(RawText::as_bytes).collect::<Vec<_>>().join(&b' ')),
+        workspace: plan.workspace.as_path().to_owned(),
+        limit_bytes,
+        protect: plan.profile.filesystem.protect.clone(),
+    };
+    UndoStore::open_or_create(undo_root).and_then(|store| store.begin_run(&new)).map(Some).map_err(|error| StartError {
         what: format!("cannot keep the changes of this run for undo: {error}"),
         hint: Some("run without undo".to_owned()),
-    }
+    })
 }
 
 /// Returns the enforcement report on undo, if the plan requests it.
-pub(crate) fn undo_layer(plan: &AttemptPlan, undoing: Option<&AttemptUndo>) -> Option<(String, LayerReport)> {
+pub(crate) fn undo_layer(plan: &AttemptPlan, undoing: Option<&UndoRun>) -> Option<(String, LayerReport)> {
     plan.profile.filesystem.undo_bytes?;
     let (state, detail) = match undoing {
         Some(_) => (

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture};
 use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_model::{IsolationLevel, StageId};
-use stockade_native::NativeBackend;
+use stockade_native::{NativeBackend, NativeOptions};
 use stockade_stage::recover_all;
 
 /// Set in the process that runs the operations inside the overlay.
@@ -178,7 +178,10 @@ fn staged_in_place(scene: &Scene, operations: &[Operation]) -> (Option<StageId>,
     plan.environment.insert(OPERATIONS.to_owned(), text.as_str().into());
     let (sender, events) = channel();
     let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
-    let backend = NativeBackend::default().with_stages_dir(scene.root.join("stages"));
+    let backend = NativeBackend::with_options(
+        None,
+        NativeOptions { stages: Some(scene.root.join("stages")), ..NativeOptions::default() },
+    );
     let mut attempt =
         backend.prepare_attempt(&plan, &StdioMode::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
     attempt.release_command().unwrap();

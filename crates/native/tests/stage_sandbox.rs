@@ -15,7 +15,7 @@ use std::time::Instant;
 use stage_support::{assert_same, copy_tree, picture, run_in};
 use stockade_backend_api::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
-use stockade_native::NativeBackend;
+use stockade_native::{NativeBackend, NativeOptions};
 use stockade_stage::{CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all};
 use support::{TIMEOUT, in_each_role, plan, script};
 
@@ -57,7 +57,10 @@ impl Scene {
     }
 
     fn backend(&self) -> NativeBackend {
-        NativeBackend::default().with_stages_dir(self.top().join("stages"))
+        NativeBackend::with_options(
+            None,
+            NativeOptions { stages: Some(self.top().join("stages")), ..NativeOptions::default() },
+        )
     }
 
     fn plan(&self, text: &str) -> AttemptPlan {
@@ -340,13 +343,21 @@ fn an_unstageable_run_does_not_start() {
         let mut restricted = scene.plan("touch ran");
         restricted.level = IsolationLevel::Restricted;
         let other_filesystem = tempfile::tempdir_in("/dev/shm").unwrap();
-        let elsewhere =
-            NativeBackend::default().with_stages_dir(other_filesystem.path().canonicalize().unwrap().join("stages"));
+        let elsewhere = NativeBackend::with_options(
+            None,
+            NativeOptions {
+                stages: Some(other_filesystem.path().canonicalize().unwrap().join("stages")),
+                ..NativeOptions::default()
+            },
+        );
         let error = refused(&restricted, elsewhere);
         assert!(error.what.contains("another filesystem"), "{error:?}");
         let error = refused(&scene.plan("touch ran"), NativeBackend::default());
         assert!(error.what.contains("no directory for stages"), "{error:?}");
-        let inside = NativeBackend::default().with_stages_dir(scene.workspace().join("stages"));
+        let inside = NativeBackend::with_options(
+            None,
+            NativeOptions { stages: Some(scene.workspace().join("stages")), ..NativeOptions::default() },
+        );
         let error = refused(&scene.plan("touch ran"), inside);
         assert!(error.what.contains("cannot be staged"), "{error:?}");
         assert!(!scene.workspace().join("ran").exists());
@@ -406,7 +417,10 @@ fn victim() {
     }
     let mut plan = script(IsolationLevel::Restricted, &top.join("w"), CUT_OFF);
     plan.profile.filesystem.stage = true;
-    let backend = NativeBackend::default().with_stages_dir(top.join("stages"));
+    let backend = NativeBackend::with_options(
+        None,
+        NativeOptions { stages: Some(top.join("stages")), ..NativeOptions::default() },
+    );
     let mut attempt = backend.prepare_attempt(&plan, &CAPTURE, false, AttemptEventSender::new(|_| {})).unwrap();
     attempt.release_command().unwrap();
     std::thread::sleep(TIMEOUT);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use stockade_backend_api::{Backend, INSIDE_HOME, INSIDE_WORKSPACE};
 use stockade_launch::PrewarmedInit;
 use stockade_model::{CallerApproval, Grant, Limits, RawText, RunRequest};
-use stockade_native::{NativeBackend, SigningUser};
+use stockade_native::{NativeBackend, NativeOptions, SigningUser};
 
 use crate::failure::CliError;
 use crate::locations;
@@ -103,12 +103,15 @@ impl RunSandbox {
     pub fn into_backend(self, state: &StateDirectory, person: SigningUser) -> Arc<dyn Backend> {
         match self {
             Self::Own(prewarmed_init) => {
-                let backend =
-                    NativeBackend::with_prewarmed_init(prewarmed_init).with_stages_dir(state.stages_directory());
-                let backend = backend
-                    .with_caches_dir(state.caches_directory())
-                    .with_layer_server(super::cache::describe_layer_server());
-                Arc::new(backend.with_undo_dir(state.undo_directory()).with_signing_user(person))
+                let options = NativeOptions {
+                    stages: Some(state.stages_directory()),
+                    caches: Some(state.caches_directory()),
+                    layer_server: Some(super::cache::describe_layer_server()),
+                    undo: Some(state.undo_directory()),
+                    signing: Some(person),
+                    ..NativeOptions::default()
+                };
+                Arc::new(NativeBackend::with_options(prewarmed_init, options))
             }
             Self::Lasting(inside) => inside.backend,
         }

@@ -9,13 +9,13 @@ use std::os::fd::AsFd;
 
 use rustix::fs::RenameFlags;
 use stockade_model::DeniedOperation;
-use stockade_permissions::powers::PermissionRefusal;
 use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
 use super::brokered_call::{BrokeredCall, ObjectChange};
+use super::call_result::{CallResult, refuse_always};
 use super::opens::OpenRequest;
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::BrokerService;
 use super::walk::{ResolvedName, ResolvedObject};
 
 /// Recorder of a run's changes.
@@ -36,45 +36,48 @@ impl WorkspaceRecorder {
 
 impl BrokerService {
     /// Keeps the content that a call would change.
-    pub(super) fn keep_for_undo(&self, broker_call: &BrokeredCall) -> Result<(), CallFailure> {
+    pub(super) fn keep_for_undo(&self, broker_call: &BrokeredCall) -> CallResult<()> {
         let Some(undo) = &self.undo else { return Ok(()) };
         // A private tree does not belong to the workspace.
         let is_kept = |path: &[u8]| undo.covers_path(path) && !self.powers.in_private_tree(path);
-        if changed_path(broker_call).is_some_and(|path| is_kept(&path)) {
+        if changed_path(broker_call).is_some_and(is_kept) {
             self.note_guarded(undo)?;
         }
         let mut recorder = undo.recorder.borrow_mut();
-        let named = |resolved: &ResolvedName| Some(resolved.path()).filter(|path| !resolved.special && is_kept(path));
+        let is_named = |resolved: &ResolvedName| !resolved.special && is_kept(&resolved.path);
         match broker_call {
-            BrokeredCall::Open { resolved, open_request } => named(resolved).map_or(Ok(()), |path| {
-                self.require_recorded(open_request.operation(), &path, record_open(&mut recorder, &path, *open_request))
-            }),
+            BrokeredCall::Open { resolved, open_request } if is_named(resolved) => {
+                let done = record_open(&mut recorder, &resolved.path, *open_request);
+                self.require_recorded(open_request.operation(), &resolved.path, done)
+            }
             BrokeredCall::Reopen { object, open_request } if !open_request.only_reads() => {
                 self.keep_object(&mut recorder, object)
             }
             BrokeredCall::MakeDirectory { resolved, .. }
             | BrokeredCall::MakeNode { resolved, .. }
             | BrokeredCall::MakeLink { resolved, .. }
-            | BrokeredCall::Bind { resolved, .. } => named(resolved).map_or(Ok(()), |path| {
-                self.require_recorded(DeniedOperation::Create, &path, recorder.before_create(&path))
-            }),
-            BrokeredCall::MakeName { source, new } => match named(new) {
-                Some(path) => {
-                    self.require_recorded(DeniedOperation::Link, &path, recorder.before_link(&source.path, &path))
+            | BrokeredCall::Bind { resolved, .. }
+                if is_named(resolved) =>
+            {
+                self.require_recorded(DeniedOperation::Create, &resolved.path, recorder.before_create(&resolved.path))
+            }
+            BrokeredCall::MakeName { source, new } if is_named(new) => {
+                let done = recorder.before_link(&source.path, &new.path);
+                self.require_recorded(DeniedOperation::Link, &new.path, done)
+            }
+            // The file could be written by its name elsewhere.
+            BrokeredCall::MakeName { source, .. } if is_kept(&source.path) && !source.is_placeless() => {
+                Err(Errno::XDEV.into())
+            }
+            BrokeredCall::Remove { resolved, .. } if is_named(resolved) => {
+                self.require_recorded(DeniedOperation::Remove, &resolved.path, recorder.before_remove(&resolved.path))
+            }
+            BrokeredCall::Rename { old, new, flags } => match (is_named(old), is_named(new)) {
+                (true, true) => {
+                    let done = recorder.before_rename(&old.path, &new.path, flags.contains(RenameFlags::EXCHANGE));
+                    self.require_recorded(DeniedOperation::Rename, &old.path, done)
                 }
-                // The file could be written by its name elsewhere.
-                None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
-                None => Ok(()),
-            },
-            BrokeredCall::Remove { resolved, .. } => named(resolved).map_or(Ok(()), |path| {
-                self.require_recorded(DeniedOperation::Remove, &path, recorder.before_remove(&path))
-            }),
-            BrokeredCall::Rename { old, new, flags } => match (named(old), named(new)) {
-                (Some(from), Some(to)) => {
-                    let exchanges = flags.contains(RenameFlags::EXCHANGE);
-                    self.require_recorded(DeniedOperation::Rename, &from, recorder.before_rename(&from, &to, exchanges))
-                }
-                (None, None) => Ok(()),
+                (false, false) => Ok(()),
                 // Programs copy and remove instead, which is recorded.
                 _ if old.special || new.special => Ok(()),
                 _ => Err(Errno::XDEV.into()),
@@ -83,16 +86,12 @@ impl BrokerService {
             BrokeredCall::Change { object, .. } if is_kept(&object.path) && !object.is_placeless() => {
                 self.require_recorded(DeniedOperation::Metadata, &object.path, recorder.before_metadata(&object.path))
             }
-            BrokeredCall::Reopen { .. }
-            | BrokeredCall::OpenUnnamed { .. }
-            | BrokeredCall::Change { .. }
-            | BrokeredCall::Connect(_)
-            | BrokeredCall::Run(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Keeps the content that an open of `path` would change.
-    pub(super) fn keep_opened_for_undo(&self, path: &[u8], open_request: OpenRequest) -> Result<(), CallFailure> {
+    pub(super) fn keep_opened_for_undo(&self, path: &[u8], open_request: OpenRequest) -> CallResult<()> {
         match &self.undo {
             Some(undo) if undo.covers_path(path) && !self.powers.in_private_tree(path) => {
                 if may_change_file(open_request) {
@@ -110,7 +109,7 @@ impl BrokerService {
 
     /// Records the guarded places before the first change, so that restoring does not make a name
     /// guarded that was not before.
-    fn note_guarded(&self, undo: &WorkspaceRecorder) -> Result<(), CallFailure> {
+    fn note_guarded(&self, undo: &WorkspaceRecorder) -> CallResult<()> {
         if undo.recorder.borrow().has_surveyed() {
             return Ok(());
         }
@@ -122,7 +121,7 @@ impl BrokerService {
 
     /// Keeps an object's content, even if the object has no name: it may be a file that the
     /// recorder keeps.
-    fn keep_object(&self, recorder: &mut UndoRecorder, object: &ResolvedObject) -> Result<(), CallFailure> {
+    fn keep_object(&self, recorder: &mut UndoRecorder, object: &ResolvedObject) -> CallResult<()> {
         if object.is_placeless() || self.powers.in_private_tree(&object.path) {
             return Ok(());
         }
@@ -136,10 +135,10 @@ impl BrokerService {
         operation: DeniedOperation,
         path: &[u8],
         done: Result<(), UndoRecordError>,
-    ) -> Result<(), CallFailure> {
+    ) -> CallResult<()> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit_operation(operation, path)?;
-        Err(refuse_operation(operation, path, PermissionRefusal::without_grant(unkept.to_string())))
+        Err(refuse_always(operation, path, unkept.to_string()))
     }
 }
 
@@ -148,19 +147,17 @@ fn may_change_file(open_request: OpenRequest) -> bool {
 }
 
 /// Returns the path that a call changes, if it changes one.
-fn changed_path(broker_call: &BrokeredCall) -> Option<Vec<u8>> {
+fn changed_path(broker_call: &BrokeredCall) -> Option<&[u8]> {
     match broker_call {
-        BrokeredCall::Open { resolved, open_request } => may_change_file(*open_request).then(|| resolved.path()),
-        BrokeredCall::Reopen { object, open_request } => may_change_file(*open_request).then(|| object.path.clone()),
-        BrokeredCall::MakeDirectory { resolved, .. }
-        | BrokeredCall::MakeNode { resolved, .. }
-        | BrokeredCall::MakeLink { resolved, .. }
-        | BrokeredCall::Bind { resolved, .. }
-        | BrokeredCall::MakeName { new: resolved, .. }
-        | BrokeredCall::Rename { new: resolved, .. }
-        | BrokeredCall::Remove { resolved, .. } => Some(resolved.path()),
-        BrokeredCall::Change { object, .. } => Some(object.path.clone()),
-        BrokeredCall::OpenUnnamed { .. } | BrokeredCall::Connect(_) | BrokeredCall::Run(_) => None,
+        BrokeredCall::Open { open_request, .. } | BrokeredCall::Reopen { open_request, .. }
+            if !may_change_file(*open_request) =>
+        {
+            None
+        }
+        BrokeredCall::Reopen { object, .. } | BrokeredCall::Change { object, .. } => Some(&object.path),
+        BrokeredCall::Run(_) => None,
+        // The new name of a rename is its last one.
+        other => other.resolved_names().last().map(|name| &name.path[..]),
     }
 }
 

@@ -7,12 +7,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, XattrFlags};
 
-use stockade_egress::PendingDial;
-
+use super::call_result::CallResult;
 use super::opens::OpenRequest;
-use super::pool::BlockingJob;
 use super::programs::ProgramStart;
-use super::service::{BrokerService, CallFailure, CallReply};
+use super::service::BrokerService;
 use super::sockets::PreparedConnect;
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -87,32 +85,6 @@ pub(super) enum ObjectChange {
     RemoveAttribute { name: CString },
 }
 
-/// Progress of a deed.
-pub(super) enum CallProgress {
-    /// The call is done.
-    Done(CallReply),
-    /// The name is a held symbolic link: the caller of this code continues at its target.
-    Link(OwnedFd),
-    /// The rest may block, so another thread does it and answers.
-    Work(BlockingWork),
-    /// The egress proxy dials, and its thread answers.
-    Dialling(PendingDial),
-}
-
-/// Work for another thread.
-pub(super) struct BlockingWork {
-    pub job: BlockingJob,
-    /// The pipe, if an open waits for its other end.
-    pub pipe: Option<OwnedFd>,
-}
-
-impl CallProgress {
-    /// Returns the step of a call that returns 0.
-    pub fn return_zero() -> Self {
-        Self::Done(CallReply::Value(0))
-    }
-}
-
 impl BrokeredCall {
     /// Returns the names that the deed acts on.
     pub fn resolved_names(&self) -> impl Iterator<Item = &ResolvedName> {
@@ -162,7 +134,7 @@ impl BrokeredCall {
 impl BrokerService {
     /// Decides on a deed with the current powers and carries it out. `id` is the notification that
     /// another thread would answer.
-    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> Result<CallProgress, CallFailure> {
+    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> CallResult {
         self.prepare_stage(broker_call)?;
         self.keep_for_undo(broker_call)?;
         match broker_call {

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use stockade_model::RawText;
 use stockade_sys::notify::SeccompNotification;
 use stockade_sys::{Errno, memory, pidfd, resolve};
 
@@ -137,7 +138,7 @@ impl CallerCache {
 impl CallingThread {
     /// Reads the C string at argument `index`.
     pub fn read_path(&self, index: usize) -> Result<CString, Errno> {
-        memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH_BYTES).map_err(as_fault)
+        self.read_string(index, MAX_PATH_BYTES)
     }
 
     /// Reads the path argument; `None` if the pointer is null.
@@ -188,8 +189,18 @@ impl CallingThread {
         self.request.args[index] as u32
     }
 
-    /// Holds the working directory.
-    pub fn open_cwd(&self) -> Result<OwnedFd, Errno> {
+    /// Returns the start directory and the index of the call's first path. With `at`, a descriptor
+    /// of the start directory precedes the path.
+    pub fn first_path_argument(&self, at: bool) -> (i32, usize) {
+        if at { (self.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) }
+    }
+
+    /// Holds the directory in which descriptor `start` resolves relative names; `AT_FDCWD` is the
+    /// working directory.
+    pub fn open_start(&self, start: i32) -> Result<OwnedFd, Errno> {
+        if start != libc::AT_FDCWD {
+            return self.open_object(start);
+        }
         self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), c"cwd"))
     }
 
@@ -267,8 +278,8 @@ impl CallingThread {
     }
 
     /// Returns the path of the program.
-    pub fn program_path(&self) -> Option<Vec<u8>> {
-        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"exe")).ok()
+    pub fn program_path(&self) -> Option<RawText> {
+        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"exe")).ok().map(RawText::from)
     }
 
     fn query_thread<T>(&self, question: impl Fn(&ThreadHandle) -> Result<T, Errno>) -> Result<T, Errno> {

@@ -13,8 +13,9 @@ use stockade_files::object::unguessable_name;
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, resolve};
 
-use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
-use super::view::is_same_object;
+use super::call_result::{CallResult, refuse_if, refuse_operation, refuse_until_granted};
+use super::service::BrokerService;
+use super::view::{NameHandle, is_same_object};
 use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::work_trees_of_modules;
@@ -38,22 +39,17 @@ impl BrokerService {
         }
     }
 
-    /// Checks whether the name that was made at `resolved` is still permitted. `decided` is the path
-    /// that was decided on.
-    fn confirm_name(
-        &self,
-        resolved: &ResolvedName,
-        decided: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    /// Checks whether the name that was made at `resolved` is still permitted.
+    fn confirm_name(&self, resolved: &ResolvedName, operation: DeniedOperation) -> CallResult<()> {
         if resolved.special {
             return Ok(());
         }
-        resolved.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, decided, operation))
+        resolved.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, &resolved.path, operation))
     }
 
-    /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`.
-    fn confirm_path(&self, now: &[u8], decided: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`. `decided` is the
+    /// path that was decided on.
+    fn confirm_path(&self, now: &[u8], decided: &[u8], operation: DeniedOperation) -> CallResult<()> {
         if now != decided {
             self.permit_operation(operation, now)?;
             if operation == DeniedOperation::Symlink {
@@ -73,9 +69,7 @@ impl BrokerService {
         else {
             return Ok(());
         };
-        if let Some(refusal) = self.refusal_in_the_dark(operation, now) {
-            return Err(refuse_operation(operation, now, refusal));
-        }
+        refuse_if(operation, now, self.refusal_in_the_dark(operation, now))?;
         if self.powers.is_known_part(now) {
             return Ok(());
         }
@@ -91,25 +85,20 @@ impl BrokerService {
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a new name, which is removed if it may not stay.
-    pub(super) fn confirm_new(
-        &self,
-        (resolved, directory): (&ResolvedName, BorrowedFd<'_>),
-        decided: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
-        let confirmed = self.confirm_name(resolved, decided, operation);
+    pub(super) fn confirm_new(&self, new: &NameHandle<'_>, operation: DeniedOperation) -> CallResult<()> {
+        let confirmed = self.confirm_name(new.name, operation);
         if confirmed.is_ok() {
-            self.note_written(decided);
+            self.note_written(&new.name.path);
         } else {
             let flags = if operation == DeniedOperation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             // If another process has removed it already, there is nothing to do.
-            let _ = unlinkat(directory, &resolved.name, flags);
+            let _ = new.unlink(flags);
         }
         confirmed
     }
 
     /// The same for an opened file, which may have existed before: only an empty file is removed.
-    pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), CallFailure> {
+    pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> CallResult<()> {
         let confirmed = self.confirm_path(&ResolvedObject::path_of(opened)?, decided, DeniedOperation::Create);
         if confirmed.is_err() {
             // The directory may be moved once more meanwhile.
@@ -140,7 +129,7 @@ impl BrokerService {
 
     /// Checks whether a link may have the name `path`. If a guarded name could be beneath `path`,
     /// the link would turn ordinary names into guarded ones.
-    pub(super) fn permit_link_at(&self, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_link_at(&self, path: &[u8], operation: DeniedOperation) -> CallResult<()> {
         self.permit_above_work_tree(path, true, operation)?;
         if self.powers.units_carried_by(&to_path(path)).is_empty()
             || self.powers.in_private_tree(path)
@@ -160,7 +149,7 @@ impl BrokerService {
         path: &[u8],
         is_link: bool,
         operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    ) -> CallResult<()> {
         let (Some(view), Some(root)) = (self.root_view(), self.powers.root_length(path)) else { return Ok(()) };
         if self.powers.in_private_tree(path) || self.powers.is_named(path) {
             return Ok(());
@@ -178,31 +167,27 @@ impl BrokerService {
 
     /// Checks a moved name again, and takes it back if it may not stay. Taking back is a move too,
     /// and other brokers move meanwhile, so the check repeats until it passes.
-    pub(super) fn confirm_moved(
-        &self,
-        (old, from, from_decided): (&ResolvedName, BorrowedFd<'_>, &[u8]),
-        (new, to, to_decided): (&ResolvedName, BorrowedFd<'_>, &[u8]),
-        flags: RenameFlags,
-    ) -> Result<(), CallFailure> {
-        if old.special || new.special {
+    pub(super) fn confirm_moved(&self, [old, new]: &[NameHandle<'_>; 2], flags: RenameFlags) -> CallResult<()> {
+        if old.name.special || new.name.special {
             return Ok(());
         }
-        let look = |resolved: &ResolvedName, decided: &[u8]| {
-            self.confirm_name(resolved, decided, DeniedOperation::Rename)?;
+        let look = |resolved: &ResolvedName| {
+            self.confirm_name(resolved, DeniedOperation::Rename)?;
             resolved.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
-        let mut confirmed = look(new, to_decided);
+        let mut confirmed = look(new.name);
         if confirmed.is_err() && !exchange {
+            let names = (&new.name.name, &old.name.name);
             // Fails if its old name was taken meanwhile.
-            let _ = renameat_with(to, &new.name, from, &old.name, RenameFlags::NOREPLACE);
+            let _ = renameat_with(&new.directory, names.0, &old.directory, names.1, RenameFlags::NOREPLACE);
         }
         // The old name is checked too, because it was free for a moment.
-        for (resolved, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
+        for resolved in [new, old] {
             let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
-            while let Err(failure) = look(resolved, decided) {
+            while let Err(failure) = look(resolved.name) {
                 confirmed = Err(failure);
-                rename_out_of_way(directory, resolved);
+                rename_out_of_way(resolved);
                 if Instant::now() > deadline {
                     break;
                 }
@@ -211,7 +196,7 @@ impl BrokerService {
         confirmed
     }
 
-    fn confirm_carried(&self, moved: &OwnedFd) -> Result<(), CallFailure> {
+    fn confirm_carried(&self, moved: &OwnedFd) -> CallResult<()> {
         let stat = fstat(moved)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
@@ -307,7 +292,7 @@ impl BrokerService {
 
     /// Refuses to remove a part without which a directory with settings is no repository. Does not
     /// apply to parts that are judged by their names.
-    pub(super) fn permit_unmaking(&self, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_unmaking(&self, path: &[u8], operation: DeniedOperation) -> CallResult<()> {
         if operation == DeniedOperation::Remove && self.powers.is_known_part(path) {
             return Ok(());
         }
@@ -319,12 +304,7 @@ impl BrokerService {
 
     /// Checks whether the file with `stat`, reached by `path`, may be changed. A file that also has
     /// a guarded name is guarded.
-    pub(super) fn permit_linked(
-        &self,
-        stat: &Stat,
-        path: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> CallResult<()> {
         if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
         }
@@ -334,11 +314,11 @@ impl BrokerService {
 }
 
 /// Renames the object at `resolved` to an unguessable name beside it, which has no meaning.
-fn rename_out_of_way(directory: BorrowedFd<'_>, resolved: &ResolvedName) {
+fn rename_out_of_way(resolved: &NameHandle<'_>) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // Fails if the object is gone, which is fine.
-    let _ = renameat_with(directory, &resolved.name, directory, &name, RenameFlags::NOREPLACE);
+    let _ = renameat_with(&resolved.directory, &resolved.name.name, &resolved.directory, &name, RenameFlags::NOREPLACE);
 }
 
 /// Returns a path in a held directory that spells `inner`, which has one component or more. Case is folded.

@@ -10,19 +10,19 @@ use std::time::Duration;
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, getsockname};
 use stockade_egress::{
-    AnnouncedConnection, ConnectOrder, DialError, EgressCaller, EgressDestination, EgressPermit, ProxyService as Offer,
+    AnnouncedConnection, ConnectOrder, DialError, EgressDestination, EgressPermit, ProxyService as Offer,
 };
-use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget, RawText};
+use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget};
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
-use super::brokered_call::CallProgress;
+use super::call_result::{CallFailure, CallProgress, CallResult};
 use super::denials::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
 use super::reserved_ports::ReservedPort;
 use super::servers::{ListenerOwner, is_served, is_served_around};
-use super::service::{BrokerService, CallFailure};
+use super::service::BrokerService;
 use super::sockets::PreparedConnect;
 use crate::egress::RunEgress;
 
@@ -51,7 +51,7 @@ impl BrokerService {
         id: u64,
         connection: &PreparedConnect,
         (dialled, caller): (SocketAddr, &CallerProcess),
-    ) -> Result<CallProgress, CallFailure> {
+    ) -> CallResult {
         let Some(run_egress) = &self.run_egress else {
             if self.has_own_network() {
                 return self.connect_natively(id, connection);
@@ -63,14 +63,7 @@ impl BrokerService {
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
-            Ok::<_, Errno>(PendingConnect {
-                id,
-                socket,
-                address: connection.address().to_vec(),
-                dialled,
-                notifier,
-                pool,
-            })
+            Ok::<_, Errno>(PendingConnect { id, socket, address: connection.address.clone(), dialled, notifier, pool })
         };
         let dialling = match road {
             ConnectRoute::Inside => return self.connect_natively(id, connection),
@@ -78,7 +71,7 @@ impl BrokerService {
             ConnectRoute::Offered(offer) => {
                 let arrival = ready()?;
                 run_egress.with_proxy(|proxy| {
-                    proxy.connect_service(offer, dialled, describe_caller(caller), move |dial_result| {
+                    proxy.connect_service(offer, dialled, caller.clone(), move |dial_result| {
                         arrival.complete_dial(dial_result)
                     })
                 })?
@@ -86,7 +79,7 @@ impl BrokerService {
             ConnectRoute::Out(target, permit) => {
                 let arrival = ready()?;
                 let connect_timeout = (!connection.waits).then_some(DIAL_TIMEOUT);
-                let order = ConnectOrder { target, dialled, caller: describe_caller(caller), permit, connect_timeout };
+                let order = ConnectOrder { target, dialled, caller: caller.clone(), permit, connect_timeout };
                 run_egress.with_proxy(|proxy| {
                     proxy.connect_target(order, move |dial_result| arrival.complete_dial(dial_result))
                 })?
@@ -138,7 +131,7 @@ impl BrokerService {
         &self,
         run_egress: &RunEgress,
         (dialled, caller): (SocketAddr, &CallerProcess),
-    ) -> Result<ConnectRoute, CallFailure> {
+    ) -> CallResult<ConnectRoute> {
         let answers_all = self.level == IsolationLevel::Full;
         let names = || {
             run_egress.start_proxy()?;
@@ -192,10 +185,6 @@ pub(super) fn canonical_address(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-fn describe_caller(caller: &CallerProcess) -> EgressCaller {
-    EgressCaller { pid: caller.pid, program: caller.program.clone().map(RawText::from) }
-}
-
 /// A program's socket that waits for the egress proxy.
 struct PendingConnect {
     id: u64,
@@ -227,11 +216,8 @@ impl PendingConnect {
 
     fn connect_socket(&self, announced: AnnouncedConnection) -> Result<(), Errno> {
         let to = announced.address();
-        let connected = if to == self.dialled {
-            actor::connect_socket(self.socket.as_fd(), &self.address)
-        } else {
-            actor::connect_socket(self.socket.as_fd(), &address_for(socket_domain(&self.socket)?, to))
-        };
+        let changed = if to == self.dialled { None } else { Some(address_for(socket_domain(&self.socket)?, to)) };
+        let connected = actor::connect_socket(self.socket.as_fd(), changed.as_ref().unwrap_or(&self.address));
         if matches!(connected, Ok(()) | Err(Errno::INPROGRESS)) {
             announced.report_connected(SocketAddr::try_from(getsockname(&self.socket)?)?);
         }

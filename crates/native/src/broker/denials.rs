@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
 use stockade_backend_api::AttemptEvent;
+use stockade_egress::EgressCaller;
 use stockade_permissions::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
@@ -32,23 +33,21 @@ impl RefusedOperation {
 
     /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: CallerProcess) -> Denial {
-        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object.as_slice()), self.refusal);
-        let program = actor.program.map(RawText::from);
+        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object), self.refusal);
         let unknown = Denial::of_unknown_process(self.operation, object, self.layer, rule, grant);
-        Denial { pid: actor.pid, program, ..unknown }
+        Denial { pid: actor.pid, program: actor.program, ..unknown }
     }
 }
 
-/// The caller of a call.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CallerProcess {
-    pub pid: Option<u32>,
-    pub program: Option<Vec<u8>>,
-}
+/// The caller of a call, as the egress proxy knows it too.
+pub(super) type CallerProcess = EgressCaller;
+
+/// Operation, object and rule of a refusal.
+type DenialKind = (DeniedOperation, Vec<u8>, String);
 
 /// The refusals of one attempt.
 pub(super) struct DenialLedger {
-    known: HashMap<(DeniedOperation, Vec<u8>, String), usize>,
+    known: HashMap<DenialKind, usize>,
     denials: Vec<Denial>,
     beyond: u64,
     /// Events that are sent after the call was answered, because waking the receiver takes longer
@@ -64,14 +63,8 @@ impl DenialLedger {
 
     /// Counts a refusal. The first of its kind is sent at once.
     pub fn record_denial(&mut self, denied: RefusedOperation, find_caller: impl FnOnce() -> CallerProcess) {
-        let key = (denied.operation, denied.object.clone(), denied.refusal.rule.clone());
-        if let Some(at) = self.known.get(&key) {
-            self.denials[*at].count += 1;
-        } else if self.denials.len() >= MAX_DENIALS {
-            self.beyond += 1;
-        } else {
+        if self.is_new((denied.operation, denied.object.clone(), denied.refusal.rule.clone()), 1) {
             let denial = denied.into_denial(find_caller());
-            self.known.insert(key, self.denials.len());
             self.denials.push(denial.clone());
             self.send_event(AttemptEvent::Denied(denial));
         }
@@ -79,15 +72,22 @@ impl DenialLedger {
 
     /// Counts a refusal that was already sent as a question, `times` times.
     pub fn count_denial(&mut self, denial: &Denial, times: u64) {
-        let key = (denial.operation, denial.object.as_bytes().to_vec(), denial.rule.clone());
-        if let Some(at) = self.known.get(&key) {
+        if self.is_new((denial.operation, denial.object.as_bytes().to_vec(), denial.rule.clone()), times) {
+            self.denials.push(Denial { count: times, ..denial.clone() });
+        }
+    }
+
+    /// Counts refusals of one kind. Returns whether the kind is the next to be added.
+    fn is_new(&mut self, kind: DenialKind, times: u64) -> bool {
+        if let Some(at) = self.known.get(&kind) {
             self.denials[*at].count += times;
         } else if self.denials.len() >= MAX_DENIALS {
             self.beyond += times;
         } else {
-            self.known.insert(key, self.denials.len());
-            self.denials.push(Denial { count: times, ..denial.clone() });
+            self.known.insert(kind, self.denials.len());
+            return true;
         }
+        false
     }
 
     /// Sends an event, after the deferred ones.

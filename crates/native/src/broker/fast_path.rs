@@ -6,21 +6,21 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
-use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use stockade_permissions::powers::AttemptPermissions;
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::CallProgress;
+use super::call_result::CallResult;
 use super::caller::CallingThread;
 use super::opens::{OpenRequest, finish_open, is_open_device};
-use super::service::{BrokerService, CallFailure};
-use super::view::is_same_object;
-use super::walk::DELETED_SUFFIX;
+use super::service::BrokerService;
+use super::view::own_directory;
+use super::walk::{DELETED_SUFFIX, ResolvedDirectory};
 use stockade_permissions::guards::view::open_in_root;
 
 /// Most held roots; opens beneath others take the slow path.
@@ -48,7 +48,8 @@ impl WritableRoots {
         let mut roots = self.0.borrow_mut();
         let known = path.as_os_str().as_bytes().to_vec();
         let Some(seen) = open_root(root, path) else { return };
-        let held = if own { own_view(&seen, &known) } else { Some(seen) };
+        let seen = ResolvedDirectory { fd: seen, path: known.clone() };
+        let held = if own { own_directory(&seen, false).ok() } else { Some(seen.fd) };
         if let Some(held) = held.filter(|_| roots.len() < MAX_HELD_ROOTS) {
             roots.retain(|root| root.path != known);
             roots.push(HeldRoot { path: known, held: Some(held) });
@@ -96,11 +97,6 @@ fn open_root(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
     (resolve::is_on_proc(fd.as_fd()) == Ok(false)).then_some(fd)
 }
 
-fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
-    let own = resolve::directory_without_links(&CString::new(path).ok()?).ok()?;
-    is_same_object(&fstat(seen).ok()?, &fstat(&own).ok()?).then_some(own)
-}
-
 impl BrokerService {
     /// Opens `path` if that can be done in one step.
     pub fn try_fast_open(
@@ -109,7 +105,7 @@ impl BrokerService {
         start: i32,
         path: &CStr,
         open_request: OpenRequest,
-    ) -> Option<Result<CallProgress, CallFailure>> {
+    ) -> Option<CallResult> {
         if !open_request.is_plain() {
             return None;
         }
@@ -118,11 +114,9 @@ impl BrokerService {
         let roots = &first.roots;
         if !roots.is_above(&text)
             || is_open_device(&text)
-            || matches!(self.decide_operation(open_request.operation(), &text), PermissionVerdict::Refuse(_))
+            || self.refuses(open_request.operation(), &text)
+            || self.surveys.borrow().has_linked()
         {
-            return None;
-        }
-        if self.surveys.borrow().has_linked() {
             return None;
         }
         // An open without side effects may be done for a caller that is gone: no process receives
@@ -138,13 +132,10 @@ impl BrokerService {
             .open_beneath_root(first.root.as_fd(), &text, open_request.of_broker(), open_request.mode_of_new())
             .ok()?;
         let confirmed = if open_request.is_creating() { self.confirm_opened(&fd, &text) } else { Ok(()) };
-        if confirmed.is_ok() {
+        Some(confirmed.and_then(|()| {
             self.note_written(&text);
-        }
-        Some(match confirmed {
-            Ok(()) => finish_open(fd, open_request).map(CallProgress::Done).map_err(CallFailure::from),
-            Err(failure) => Err(failure),
-        })
+            finish_open(fd, open_request)
+        }))
     }
 }
 

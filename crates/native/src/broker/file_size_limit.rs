@@ -14,10 +14,10 @@ use stockade_model::{DenialLayer, DeniedOperation, Grant, LimitKind};
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::limits::file_size_limit;
 
-use super::brokered_call::CallProgress;
+use super::call_result::{CallProgress, CallReply};
 use super::caller::CallingThread;
 use super::denials::RefusedOperation;
-use super::service::{BrokerService, CallReply};
+use super::service::BrokerService;
 
 /// Most files that are remembered. Further files get no raised limit.
 const MAX_REMEMBERED_FILES: usize = 100_000;
@@ -69,7 +69,7 @@ impl BrokerService {
         if let Some(denied) = too_long(caller) {
             self.record_denial(caller, denied);
         }
-        CallProgress::Done(CallReply::Continue)
+        CallProgress::CONTINUE
     }
 }
 

@@ -7,15 +7,16 @@
 use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
-use stockade_model::{DeniedOperation, Grant, IsolationLevel};
+use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_permissions::guards::pointers::{
     MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of,
 };
 use stockade_permissions::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
 use stockade_permissions::guards::{RootView, open_host_root};
-use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
+use stockade_permissions::powers::is_at_or_beneath;
 
-use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
+use super::call_result::{CallResult, refuse_until_granted};
+use super::service::BrokerService;
 
 /// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {
@@ -28,17 +29,12 @@ const REPOSITORY_SUFFIXES: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
 impl BrokerService {
     /// Checks whether a link with this text may have the name `path`.
-    pub(super) fn permit_link_target(
-        &self,
-        path: &[u8],
-        text: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    pub(super) fn permit_link_target(&self, path: &[u8], text: &[u8], operation: DeniedOperation) -> CallResult<()> {
         let Some(own) = self.root_view() else { return Ok(()) };
         if !self.checks_links_at(path) {
             return Ok(());
         }
-        let refuse = |rule: String| Err(refuse_until_granted(operation, path, rule));
+        let refuse = |rule: &str| Err(refuse_until_granted(operation, path, rule));
         let host = open_host_root()?;
         // The user follows the link on the host, where for example `/tmp` is another directory than
         // in the run.
@@ -52,17 +48,17 @@ impl BrokerService {
                 continue;
             };
             if closed.is_some() {
-                return refuse("a link whose target cannot be found".to_owned());
+                return refuse("a link whose target cannot be found");
             }
             // A later process of the user's or of Stockade may have this number.
             if is_in_process(&end) {
-                return refuse("a link to an open file of a process".to_owned());
+                return refuse("a link to an open file of a process");
             }
             if number > 0 && view.shows_as(own, &end) {
                 continue;
             }
             if self.powers.hidden_refusal(&end).is_some() {
-                return refuse("a link to a path that is hidden from runs".to_owned());
+                return refuse("a link to a path that is hidden from runs");
             }
             let there = view.probe_object(&end);
             let may_be_directory = there != ObjectPresence::Nothing
@@ -72,10 +68,10 @@ impl BrokerService {
             let known = missing.as_deref().map_or(&end[..], parent_path);
             let is_on_host = || self.level != IsolationLevel::Full || RootView::new(host.as_fd()).shows_as(own, known);
             if is_private && (may_be_directory || there == ObjectPresence::Nothing) && is_on_host() {
-                return refuse("a link to a directory that ends with the run".to_owned());
+                return refuse("a link to a directory that ends with the run");
             }
             if may_be_directory && self.is_above_closed(&end) && self.completes_link(view, (path, &end)) {
-                return refuse("a link by which another one leads to a path that is hidden from runs".to_owned());
+                return refuse("a link by which another one leads to a path that is hidden from runs");
             }
             shows |= may_be_directory
                 && (self.powers.hidden.paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
@@ -88,7 +84,7 @@ impl BrokerService {
     }
 
     /// Checks whether the directory at `now` may have the name `path`, with the links in it.
-    pub(super) fn permit_links_within(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
+    pub(super) fn permit_links_within(&self, now: &[u8], path: &[u8]) -> CallResult<()> {
         let Some(view) = self.root_view() else { return Ok(()) };
         if !self.checks_links_at(path) {
             return Ok(());
@@ -106,9 +102,8 @@ impl BrokerService {
         };
         // After the move its old target is unknown.
         if now != path && has_link(view, now, &leads_to_closed) {
-            let rule = "a link in it would lead to a path that is hidden from runs".to_owned();
-            let grant = Some(Grant::Write(to_path(path)));
-            return Err(refuse_operation(DeniedOperation::Rename, path, PermissionRefusal { rule, grant }));
+            let rule = "a link in it would lead to a path that is hidden from runs";
+            return Err(refuse_until_granted(DeniedOperation::Rename, path, rule));
         }
         match may_lead_elsewhere(view, now, true) {
             true => self.permit_git_route(view, path, true, DeniedOperation::Rename),
@@ -154,7 +149,7 @@ impl BrokerService {
         path: &[u8],
         addresses: bool,
         operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    ) -> CallResult<()> {
         let passes = |resolved: &[u8]| {
             view.resolve_path(resolved).is_none_or(|chain| {
                 chain.links.iter().any(|link| is_at_or_beneath(path, link))

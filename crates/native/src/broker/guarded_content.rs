@@ -10,16 +10,18 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx};
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult, refuse_if, refuse_operation};
 use super::install::{link_copy, remove_unchanged};
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::BrokerService;
+use super::view::NameHandle;
 use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::settings_allow_list::{
@@ -85,11 +87,9 @@ impl BrokerService {
 
     /// Returns how the content at the new name of a rename is judged, if no grant covers the name.
     pub(super) fn find_content_kind(&self, new: &ResolvedName, flags: RenameFlags) -> Option<GuardedContent> {
-        let to = new.path();
         let content_kind =
-            self.guarded_content(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
-        matches!(self.decide_operation(DeniedOperation::Rename, &to), PermissionVerdict::Refuse(_))
-            .then_some(content_kind)
+            self.guarded_content(&new.path).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
+        self.refuses(DeniedOperation::Rename, &new.path).then_some(content_kind)
     }
 
     /// Gives the content at `old` the judged name `new`. Content that carries code is refused, or
@@ -99,18 +99,16 @@ impl BrokerService {
         (old, new): (&ResolvedName, &ResolvedName),
         (content_kind, flags): (GuardedContent, RenameFlags),
         leave_out: bool,
-    ) -> Result<CallProgress, CallFailure> {
-        let (from, to) = (old.path(), new.path());
+    ) -> CallResult {
+        let (from, to) = (&old.path, &new.path);
         let held = old.open_nofollow()?;
         let stat = fstat(&held)?;
-        if self.permit_removal(&from, DeniedOperation::Rename)? != PermissionVerdict::Allow || self.is_fixed(&from) {
+        if self.permit_removal(from, DeniedOperation::Rename)? != PermissionVerdict::Allow || self.is_fixed(from) {
             return Err(Errno::XDEV.into());
         }
-        if let Some(refusal) = self.refusal_of_name(DeniedOperation::Rename, &to) {
-            return Err(refuse_operation(DeniedOperation::Rename, &to, refusal));
-        }
+        refuse_if(DeniedOperation::Rename, to, self.refusal_of_name(DeniedOperation::Rename, to))?;
         let max_bytes = max_bytes(content_kind);
-        let carries = |what: String| refuse_operation(DeniedOperation::Rename, &to, carries_code(&to, &what));
+        let carries = |what: String| refuse_operation(DeniedOperation::Rename, to, carries_code(to, &what));
         let Some(text) = read_content(&held, max_bytes)? else {
             return Err(carries("a file that cannot be read".into()));
         };
@@ -127,23 +125,17 @@ impl BrokerService {
             ContentVerdict::Carries { without: Some(without), .. } if leave_out => without,
             ContentVerdict::Carries { what, .. } => return Err(carries(what)),
         };
-        let (source, target) = self.through_both((old, &from), (new, &to));
-        self.put_guarded((new, target.as_fd(), &to), (content_kind, &now, &text), (stat.st_mode & 0o777, flags))?;
-        remove_unchanged(old, source.as_fd(), &stat)?;
-        Ok(CallProgress::return_zero())
+        let [source, target] = self.through_both(old, new);
+        self.put_guarded(&target, (content_kind, &now, &text), (stat.st_mode & 0o777, flags))?;
+        remove_unchanged(&source, &stat)?;
+        Ok(CallProgress::ZERO)
     }
 
     /// Gives a copy of `source` the judged name `new`, like a hard link. libgit2 creates new
     /// references in this way.
-    pub(super) fn link_guarded(
-        &self,
-        source: &ResolvedObject,
-        new: &ResolvedName,
-    ) -> Result<CallProgress, CallFailure> {
-        let to = new.path();
-        if let Some(refusal) = self.refusal_of_name(DeniedOperation::Link, &to) {
-            return Err(refuse_operation(DeniedOperation::Link, &to, refusal));
-        }
+    pub(super) fn link_guarded(&self, source: &ResolvedObject, new: &ResolvedName) -> CallResult {
+        let to = &new.path;
+        refuse_if(DeniedOperation::Link, to, self.refusal_of_name(DeniedOperation::Link, to))?;
         if new.open_nofollow().is_ok() {
             return Err(Errno::EXIST.into());
         }
@@ -151,12 +143,12 @@ impl BrokerService {
         match self.check_content(GuardedContent::Reference, new, b"", &text)? {
             ContentVerdict::Harmless | ContentVerdict::HarmlessWith(_) => {}
             ContentVerdict::Carries { what, .. } => {
-                return Err(refuse_operation(DeniedOperation::Link, &to, carries_code(&to, &what)));
+                return Err(refuse_operation(DeniedOperation::Link, to, carries_code(to, &what)));
             }
         }
-        let directory = self.through_directory(new, &to);
-        self.put_text((new, directory.as_fd(), &to), &text, (source.stat.st_mode & 0o777, RenameFlags::NOREPLACE))?;
-        Ok(CallProgress::return_zero())
+        let mode = source.stat.st_mode & 0o777;
+        self.put_text(&self.through_name(new), &text, (mode, RenameFlags::NOREPLACE))?;
+        Ok(CallProgress::ZERO)
     }
 
     pub(super) fn check_content(
@@ -167,52 +159,50 @@ impl BrokerService {
         text: &[u8],
     ) -> Result<ContentVerdict, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
-            true => ContentVerdict::Harmless,
-            false => ContentVerdict::Carries { what: what.to_owned(), without: None },
+            true => Ok(ContentVerdict::Harmless),
+            false => Ok(ContentVerdict::Carries { what: what.to_owned(), without: None }),
         };
-        let file = match content_kind {
+        match content_kind {
             GuardedContent::Index => {
-                return Ok(simple(
-                    git_index::is_harmless(text),
-                    "files outside of the work tree, or an unknown format",
-                ));
+                simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown format")
             }
-            GuardedContent::Steps => {
-                return Ok(simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"));
-            }
-            GuardedContent::Reference => {
-                return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere"));
-            }
-            GuardedContent::Start => {
-                return Ok(simple(git_texts::is_start_of_bisection(text), "a start that is not a name"));
-            }
+            GuardedContent::Steps => simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"),
+            GuardedContent::Reference => simple(git_texts::is_reference(text), "a reference that leads elsewhere"),
+            GuardedContent::Start => simple(git_texts::is_start_of_bisection(text), "a start that is not a name"),
             GuardedContent::Path => {
-                let is_own = text == now || self.is_path_of_work_tree(&new.path(), text);
-                return Ok(simple(is_own, "the place of a work tree that this run may not write"));
+                let is_own = text == now || self.is_path_of_work_tree(&new.path, text);
+                simple(is_own, "the place of a work tree that this run may not write")
             }
             // An empty list is valid for git, which copies each file that the list names.
-            GuardedContent::Resolutions if text.is_empty() => return Ok(ContentVerdict::Harmless),
+            GuardedContent::Resolutions if text.is_empty() => Ok(ContentVerdict::Harmless),
             GuardedContent::Resolutions => {
                 let what = "names of files that git copies".to_owned();
-                return Ok(ContentVerdict::Carries { what, without: Some(Vec::new()) });
+                Ok(ContentVerdict::Carries { what, without: Some(Vec::new()) })
             }
             GuardedContent::Project(file) => {
-                return Ok(project_allow_list::check_project_file(
-                    file,
-                    [&self.first_settings.remember_first(new, now)?, now],
-                    text,
-                ));
+                let first = self.first_settings.remember_first(new, now)?;
+                Ok(project_allow_list::check_project_file(file, [&first, now], text))
             }
-            GuardedContent::Settings => SettingsFileKind::Repository,
-            GuardedContent::Modules => SettingsFileKind::Modules,
-        };
-        let (first, path) = (self.first_settings.remember_first(new, now)?, new.path());
+            GuardedContent::Settings => self.check_settings(SettingsFileKind::Repository, new, now, text),
+            GuardedContent::Modules => self.check_settings(SettingsFileKind::Modules, new, now, text),
+        }
+    }
+
+    fn check_settings(
+        &self,
+        file: SettingsFileKind,
+        new: &ResolvedName,
+        now: &[u8],
+        text: &[u8],
+    ) -> Result<ContentVerdict, Errno> {
+        let (first, path) = (self.first_settings.remember_first(new, now)?, &new.path);
         // The named work tree must lead back to the module, because a link may be on the way.
         if file == SettingsFileKind::Repository
-            && let Some(top) = new_work_tree(&path, now, text)
-            && !self.is_only_link(&top, parent_path(&path))?
+            && let Some(top) = new_work_tree(path, now, text)
+            && !self.is_only_link(&top, parent_path(path))?
         {
-            return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
+            let what = "core.worktree, which names a directory that is not this module's".to_owned();
+            return Ok(ContentVerdict::Carries { what, without: None });
         }
         let may_fetch = |resolved: &[u8]| match file {
             SettingsFileKind::Repository => self.may_fetch(resolved),
@@ -223,9 +213,9 @@ impl BrokerService {
             now,
             may_fetch: &may_fetch,
             is_own: self.first_settings.are_own(new, &first),
-            has_work_trees: self.has_work_trees(parent_path(&path)),
+            has_work_trees: self.has_work_trees(parent_path(path)),
         };
-        Ok(check_settings(file, &path, before, text))
+        Ok(check_settings(file, path, before, text))
     }
 
     /// Returns whether the repository in this directory has data of other work trees.
@@ -247,13 +237,13 @@ impl BrokerService {
 
     /// Checks whether the file at `resolved` may be removed, if it is judged by its content and no
     /// grant covers it. Refuses to remove programs that the user has set for git to run.
-    pub(super) fn permit_loss(&self, resolved: &ResolvedName, path: &[u8]) -> Result<(), CallFailure> {
+    pub(super) fn permit_loss(&self, resolved: &ResolvedName, path: &[u8]) -> CallResult<()> {
         let Some(content_kind @ (GuardedContent::Settings | GuardedContent::Project(_))) =
             self.powers.content_rule_at(path)
         else {
             return Ok(());
         };
-        if !matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
+        if !self.refuses(DeniedOperation::Write, path) {
             return Ok(());
         }
         let lost = match read_content(&resolved.open_nofollow()?, max_bytes(content_kind))? {
@@ -276,33 +266,30 @@ impl BrokerService {
             }
             None => Some("what cannot be read".to_owned()),
         };
-        match lost {
-            Some(lost) => {
-                Err(refuse_operation(DeniedOperation::Remove, path, carries_code(path, &format!("{lost} taken away"))))
-            }
-            None => Ok(()),
-        }
+        let refusal = lost.map(|lost| carries_code(path, &format!("{lost} taken away")));
+        refuse_if(DeniedOperation::Remove, path, refusal)
     }
 
     /// Gives a new file with the judged `text` the name of `new`, replacing the content `now`.
     pub(super) fn put_guarded(
         &self,
-        (new, directory, to): (&ResolvedName, BorrowedFd<'_>, &[u8]),
+        new: &NameHandle<'_>,
         (content_kind, now, text): (GuardedContent, &[u8], &[u8]),
         (mode, flags): (u32, RenameFlags),
-    ) -> Result<(), CallFailure> {
-        self.put_text((new, directory, to), text, (mode, flags))?;
-        if content_kind == GuardedContent::Settings
-            && let Some(view) = self.root_view()
-        {
+    ) -> CallResult<()> {
+        self.put_text(new, text, (mode, flags))?;
+        if content_kind != GuardedContent::Settings {
+            return Ok(());
+        }
+        let to = &new.name.path;
+        if let Some(view) = self.root_view() {
             self.surveys.borrow_mut().add_addresses(view, &local_addresses(to, text));
         }
         // Another run may have made a second way to the module meanwhile.
-        if content_kind == GuardedContent::Settings
-            && let Some(top) = new_work_tree(to, now, text)
+        if let Some(top) = new_work_tree(to, now, text)
             && !self.is_only_link(&top, parent_path(to))?
         {
-            self.put_text((new, directory, to), now, (mode, RenameFlags::empty()))?;
+            self.put_text(new, now, (mode, RenameFlags::empty()))?;
             return Err(Errno::STALE.into());
         }
         Ok(())
@@ -311,20 +298,21 @@ impl BrokerService {
     /// Gives a new file with this text the name of `new`, and no other.
     pub(super) fn put_text(
         &self,
-        (new, directory, to): (&ResolvedName, BorrowedFd<'_>, &[u8]),
+        new: &NameHandle<'_>,
         text: &[u8],
         (mode, flags): (u32, RenameFlags),
-    ) -> Result<(), CallFailure> {
-        if ResolvedObject::path_of(&new.directory.fd)? != new.directory.path {
+    ) -> CallResult<()> {
+        let decided = &new.name.directory;
+        if ResolvedObject::path_of(&decided.fd)? != decided.path {
             return Err(Errno::STALE.into());
         }
         let made = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let mut file = File::from(openat(directory, c".", made, Mode::from_raw_mode(0o600))?);
+        let mut file = File::from(openat(&new.directory, c".", made, Mode::from_raw_mode(0o600))?);
         file.write_all(text).map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
         let file = OwnedFd::from(file);
         actor::change_mode(file.as_fd(), mode)?;
-        link_copy(&file, new, directory, flags)?;
-        self.confirm_new((new, directory), to, DeniedOperation::Rename)
+        link_copy(&file, new, flags)?;
+        self.confirm_new(new, DeniedOperation::Rename)
     }
 
     /// Returns the refusal if `path` would complete the directory of a repository that already has

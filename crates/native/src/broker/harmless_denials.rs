@@ -13,11 +13,12 @@ use std::collections::HashSet;
 use std::ffi::CString;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2};
-use stockade_model::DeniedOperation;
+use stockade_model::{DeniedOperation, RawText};
 use stockade_permissions::guards::view::last_component;
 use stockade_sys::Errno;
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult};
 use super::opens::{OpenRequest, finish_open};
 use super::service::BrokerService;
 use super::walk::ResolvedName;
@@ -26,7 +27,7 @@ use super::walk::ResolvedName;
 const MAX_REPORTED_REMOVALS: usize = 10_000;
 
 /// Returns the program that makes a call.
-pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<Vec<u8>>;
+pub(super) type ProgramLookup<'a> = &'a dyn Fn() -> Option<RawText>;
 
 /// Names whose removal was reported to a program but not done: device and inode of the directory,
 /// and the name.
@@ -76,10 +77,10 @@ impl BrokerService {
     }
 
     /// Returns the addition to a refusal's rule for a call that was left out.
-    pub(super) fn describe_omission(&self, broker_call: Option<&BrokeredCall>) -> &'static str {
+    pub(super) fn describe_omission(&self, broker_call: &BrokeredCall) -> &'static str {
         match broker_call {
-            Some(BrokeredCall::Open { resolved, .. } | BrokeredCall::Remove { resolved, .. })
-                if !self.powers.is_in_dependencies(&resolved.path()) =>
+            BrokeredCall::Open { resolved, .. } | BrokeredCall::Remove { resolved, .. }
+                if !self.powers.is_in_dependencies(&resolved.path) =>
             {
                 "; left out, as `git status` shows"
             }
@@ -90,30 +91,28 @@ impl BrokerService {
     /// Keeps a file, and notes that its removal was reported.
     fn pretend_removal(&self, resolved: &ResolvedName) -> Result<CallProgress, Errno> {
         match FileType::from_raw_mode(fstat(resolved.open_nofollow()?)?.st_mode) {
-            FileType::RegularFile => {
-                self.reported_removals.note_removal(resolved).map(|()| CallProgress::return_zero())
-            }
+            FileType::RegularFile => self.reported_removals.note_removal(resolved).map(|()| CallProgress::ZERO),
             _ => Err(Errno::ACCESS),
         }
     }
 
     fn goes_on_without(&self, resolved: &ResolvedName, program: ProgramLookup<'_>) -> bool {
-        !resolved.special && self.powers.is_in_dependencies(&resolved.path()) || self.is_of_git(resolved, program)
+        !resolved.special && self.powers.is_in_dependencies(&resolved.path) || self.is_of_git(resolved, program)
     }
 
     /// Returns whether git makes the call, in a work tree.
     fn is_of_git(&self, resolved: &ResolvedName, program: ProgramLookup<'_>) -> bool {
-        let is_git = || program().is_some_and(|program| last_component(&program) == b"git");
-        !resolved.special && self.powers.is_of_work_tree(&resolved.path()) && is_git()
+        let is_git = || program().is_some_and(|program| last_component(program.as_bytes()) == b"git");
+        !resolved.special && self.powers.is_of_work_tree(&resolved.path) && is_git()
     }
 
     /// Opens a file without a name in place of a new file.
-    fn write_nowhere(&self, resolved: &ResolvedName, open_request: OpenRequest) -> Result<CallProgress, Errno> {
+    fn write_nowhere(&self, resolved: &ResolvedName, open_request: OpenRequest) -> CallResult {
         if !open_request.is_creating()
             || open_request.only_reads()
             || resolved.open_nofollow().is_ok() && !self.reported_removals.has_removal(resolved)
         {
-            return Err(Errno::ACCESS);
+            return Err(Errno::ACCESS.into());
         }
         // At level full the guarded directory is mounted read-only, so the file is created in the
         // workspace directory.
@@ -122,22 +121,19 @@ impl BrokerService {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_bits_retain(open_request.mode_of_new().bits() & 0o777);
         let file = openat2(&first.root, workspace, flags, mode, ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)?;
-        Ok(CallProgress::Done(finish_open(file, open_request)?))
+        finish_open(file, open_request)
     }
 
     /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
     /// files that are left out would be in it.
     pub(super) fn make_empty(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
         let BrokeredCall::MakeDirectory { resolved, mode } = broker_call else { return None };
-        let path = resolved.path();
-        if !self.powers.is_directory_of_settings(&path)
-            || self.refusal_of_name(DeniedOperation::Mkdir, &path).is_some()
+        if !self.powers.is_directory_of_settings(&resolved.path)
+            || self.refusal_of_name(DeniedOperation::Mkdir, &resolved.path).is_some()
             || !self.goes_on_without(resolved, program)
         {
             return None;
         }
-        mkdirat(self.through_directory(resolved, &path), &resolved.name, *mode)
-            .ok()
-            .map(|()| CallProgress::return_zero())
+        mkdirat(self.through_name(resolved).directory, &resolved.name, *mode).ok().map(|()| CallProgress::ZERO)
     }
 }

@@ -9,13 +9,14 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallFailure, CallProgress, CallReply};
 use super::caller::CallingThread;
 use super::denials::{CallerProcess, RefusedOperation};
 use super::harmless_denials::ProgramLookup;
 use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
 use super::requests::BrokeredRequest;
-use super::service::{BrokerService, CallFailure, CallReply};
+use super::service::BrokerService;
 use super::view::PinnedObjects;
 
 /// Most calls that wait at the same time, if there are enough descriptors.
@@ -51,10 +52,16 @@ struct HeldBrokerCall {
     round: u8,
 }
 
+impl HeldBrokerCall {
+    fn fail_refused(&self, service: &BrokerService, caller: &CallerProcess) {
+        service.fail_refused(self.id, &self.broker_call, &|| caller.program.clone());
+    }
+}
+
 impl Waiter {
     /// Creates the waiter for a request to the egress proxy.
     pub fn for_request(request: BrokeredRequest, denied: RefusedOperation) -> Self {
-        Self { waiting_caller: request.caller_process(), work: HeldWork::Request(request), denied }
+        Self { waiting_caller: request.caller.clone(), work: HeldWork::Request(request), denied }
     }
 }
 
@@ -73,25 +80,25 @@ impl BrokerService {
         broker_call: Option<BrokeredCall>,
         mut denied: RefusedOperation,
     ) {
-        let id = caller.request.id;
-        if let Some(step) =
-            broker_call.as_ref().and_then(|broker_call| self.make_empty(broker_call, &|| caller.program_path()))
-        {
+        let (id, program) = (caller.request.id, &|| caller.program_path());
+        let Some(broker_call) = broker_call else {
+            self.record_denial(caller, denied);
+            return self.fail_call(id, Errno::ACCESS);
+        };
+        if let Some(step) = self.make_empty(&broker_call, program) {
             return self.finish_call(id, step);
         }
         let key = QuestionKey::from_refusal(&denied.refusal, &denied.object);
-        let Some(key) = key.filter(|_| self.holds_calls && broker_call.is_some()) else {
-            let done =
-                broker_call.as_ref().and_then(|broker_call| self.leave_out(broker_call, &|| caller.program_path()));
+        let Some(key) = key.filter(|_| self.holds_calls) else {
+            let done = self.leave_out(&broker_call, program);
             if done.is_some() {
-                denied.refusal.rule.push_str(self.describe_omission(broker_call.as_ref()));
+                denied.refusal.rule.push_str(self.describe_omission(&broker_call));
             }
             self.record_denial(caller, denied);
             return self.end_refused(id, done);
         };
-        let Some(broker_call) = broker_call else { return };
         if self.is_settled(&key) {
-            return self.fail_refused(id, Some(&broker_call), &|| caller.program_path());
+            return self.fail_refused(id, &broker_call, program);
         }
         match PinnedObjects::pin_objects(&broker_call) {
             Ok(pins) => {
@@ -114,8 +121,7 @@ impl BrokerService {
     }
 
     pub(super) fn hold_waiter(&mut self, key: QuestionKey, waiter: Waiter) {
-        let build_denial = || waiter.denied.clone().into_denial(waiter.waiting_caller.clone());
-        let denial = build_denial();
+        let denial = waiter.denied.clone().into_denial(waiter.waiting_caller.clone());
         match self.holds.add_waiter(key, waiter, || denial.clone()) {
             WaiterPlacement::Asked(id) => self.lock_ledger().send_event(AttemptEvent::Held { id: HoldId(id), denial }),
             WaiterPlacement::Behind => {}
@@ -176,8 +182,7 @@ impl BrokerService {
         match (key, &mut waiter.work) {
             (Some(key), HeldWork::Call(call)) if is_new && call.round < MAX_QUESTION_ROUNDS => {
                 if self.is_settled(&key) {
-                    return self
-                        .fail_refused(call.id, Some(&call.broker_call), &|| waiter.waiting_caller.program.clone());
+                    return call.fail_refused(self, &waiter.waiting_caller);
                 }
                 call.round += 1;
                 waiter.denied = denied;
@@ -192,7 +197,7 @@ impl BrokerService {
         match work {
             HeldWork::Call(call) => {
                 self.lock_ledger().record_denial(denied, || waiting_caller.clone());
-                self.fail_refused(call.id, Some(&call.broker_call), &|| waiting_caller.program.clone());
+                call.fail_refused(self, &waiting_caller);
             }
             HeldWork::Request(request) => self.refuse_request(request, denied),
         }
@@ -203,9 +208,7 @@ impl BrokerService {
         self.lock_ledger().count_denial(&denial, hold.waiters.len() as u64);
         for waiter in hold.waiters {
             match waiter.work {
-                HeldWork::Call(call) => {
-                    self.fail_refused(call.id, Some(&call.broker_call), &|| waiter.waiting_caller.program.clone())
-                }
+                HeldWork::Call(call) => call.fail_refused(self, &waiter.waiting_caller),
                 HeldWork::Request(request) => request.send_refusal(denial.rule.clone(), denial.grant.clone()),
             }
         }
@@ -240,7 +243,7 @@ impl BrokerService {
         if !self.notifier.is_valid(id) {
             return None;
         }
-        if call.pins.still_hold(&call.broker_call).is_err() {
+        if !call.pins.still_hold(&call.broker_call) {
             self.refuse_changed(id, waiting_caller, original_denial);
             return None;
         }
@@ -271,10 +274,8 @@ impl BrokerService {
     fn refuse_changed(&self, id: u64, waiting_caller: &CallerProcess, original_denial: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = original_denial.clone();
         let refusal = PermissionRefusal::without_grant("it changed while the question was open");
-        self.lock_ledger()
-            .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || {
-                waiting_caller.clone()
-            });
+        let denied = RefusedOperation::new(operation, object, DenialLayer::Broker, refusal);
+        self.lock_ledger().record_denial(denied, || waiting_caller.clone());
         self.fail_call(id, Errno::ACCESS);
     }
 
@@ -298,10 +299,8 @@ impl BrokerService {
     }
 
     /// Ends a refused call: carries out the part that needs no power, if there is one.
-    fn fail_refused(&self, id: u64, broker_call: Option<&BrokeredCall>, program: ProgramLookup<'_>) {
-        let done = broker_call
-            .filter(|_| self.notifier.is_valid(id))
-            .and_then(|broker_call| self.leave_out(broker_call, program));
+    fn fail_refused(&self, id: u64, broker_call: &BrokeredCall, program: ProgramLookup<'_>) {
+        let done = if self.notifier.is_valid(id) { self.leave_out(broker_call, program) } else { None };
         self.end_refused(id, done);
     }
 

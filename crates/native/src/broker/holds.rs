@@ -5,6 +5,7 @@
 //! Pure: the table makes no system calls, and its waiters are opaque. All sizes are limited.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::{Discriminant, discriminant};
 
 use stockade_model::{Denial, Grant};
 
@@ -22,50 +23,35 @@ const SWEEP_BATCH_SIZE: usize = 256;
 /// Subject of a question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct QuestionKey {
-    right: RequiredRight,
+    /// The kind of the grant that would answer.
+    kind: Discriminant<Grant>,
+    is_effect: bool,
     object: Vec<u8>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum RequiredRight {
-    Write,
-    Socket,
-    Exec,
-    Connect,
-    Secret,
-    Effect,
 }
 
 impl QuestionKey {
     /// Returns the question about `object` that the grant of `refusal` would answer, if the power
     /// can be added to a running sandbox. Hidden files stay hidden until another attempt.
     pub fn from_refusal(refusal: &PermissionRefusal, object: &[u8]) -> Option<Self> {
-        let mut object = object.to_vec();
-        let right = match refusal.grant.as_ref()? {
-            Grant::Write(_) => RequiredRight::Write,
-            Grant::Socket(_) => RequiredRight::Socket,
+        let (grant, mut object) = (refusal.grant.as_ref()?, object.to_vec());
+        match grant {
+            Grant::Write(_) | Grant::Socket(_) | Grant::Connect(_) => {}
             // Several rules may be about one program: a refusal of `git push` does not concern
             // `git commit`.
             Grant::Exec(_) => {
                 object.push(0);
                 object.extend_from_slice(refusal.rule.as_bytes());
-                RequiredRight::Exec
             }
-            Grant::Connect(_) => RequiredRight::Connect,
             // A program that does it twice raises one question, with any arguments.
-            Grant::Effect(needed) => {
-                object = needed.to_string().into_bytes();
-                RequiredRight::Effect
-            }
+            Grant::Effect(needed) => object = needed.to_string().into_bytes(),
             // Each secret has a question of its own, for any destination.
             Grant::Secret(needed) => {
                 object.push(0);
                 object.extend_from_slice(needed.name().as_bytes());
-                RequiredRight::Secret
             }
             Grant::Read(_) | Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
-        };
-        Some(Self { right, object })
+        }
+        Some(Self { kind: discriminant(grant), is_effect: matches!(grant, Grant::Effect(_)), object })
     }
 }
 
@@ -133,7 +119,7 @@ impl<W> QuestionTable<W> {
             return WaiterPlacement::Behind;
         }
         // Effects are few, and the user would not learn of one without a question.
-        let tries_everything = self.refused.len() >= MAX_REFUSED_OBJECTS && key.right != RequiredRight::Effect;
+        let tries_everything = self.refused.len() >= MAX_REFUSED_OBJECTS && !key.is_effect;
         if self.open.len() >= MAX_OPEN_QUESTIONS || tries_everything {
             return WaiterPlacement::Full(waiter);
         }
@@ -207,11 +193,7 @@ impl<W> QuestionTable<W> {
 
     /// Removes all questions and returns them.
     pub fn sweep_all(&mut self) -> Vec<u64> {
-        let open = self.question_ids();
-        for id in &open {
-            self.take_question(*id);
-        }
-        open
+        self.question_ids().into_iter().filter(|id| self.take_question(*id).is_some()).collect()
     }
 
     fn insert(&mut self, id: u64, hold: BrokerQuestion<W>) {

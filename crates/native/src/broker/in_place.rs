@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, unlinkat};
-use stockade_model::{DeniedOperation, Grant};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat};
+use stockade_model::DeniedOperation;
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, path_of, target_of, work_trees_of};
 use stockade_permissions::guards::settings_allow_list::{ContentVerdict, work_tree_of_module};
@@ -22,11 +22,13 @@ use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::CallProgress;
+use super::call_result::{
+    CallFailure, CallProgress, CallResult, native_access, refuse_if, refuse_operation, refuse_until_granted,
+};
 use super::denials::CallerProcess;
 use super::guarded_content::{carries_code, max_bytes, read_content};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
+use super::service::BrokerService;
 use super::walk::{ResolvedDirectory, ResolvedName};
 use stockade_permissions::guards::view::open_in_root;
 
@@ -141,9 +143,9 @@ impl BrokerService {
     pub(super) fn open_in_place(
         &self,
         resolved: &ResolvedName,
-        path: &[u8],
         open_request: OpenRequest,
-    ) -> Result<Option<CallProgress>, CallFailure> {
+    ) -> CallResult<Option<CallProgress>> {
+        let path = &resolved.path;
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hidden_refusal(path).is_some();
         if resolved.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
@@ -155,24 +157,24 @@ impl BrokerService {
         if self.refusal_of_name(DeniedOperation::Create, path).is_some() {
             return Ok(None);
         }
-        let directory = self.through_directory(resolved, path);
+        let name = self.through_name(resolved);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
+        let written = File::from(openat(&name.directory, c".", flags, Mode::from_raw_mode(0o600))?);
         // Written at offset 0 by position, so that the program's file offset stays 0.
         written.write_all_at(&text, 0).map_err(|_| Errno::IO)?;
         let text = resolve::reopen(written.as_fd(), OFlags::RDONLY)?;
         if is_new {
             // The program must find the file that it has made at once.
-            self.put_text((resolved, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
+            self.put_text(&name, b"", (mode, RenameFlags::NOREPLACE))?;
         }
         let held = ResolvedDirectory {
             fd: resolved.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
             path: resolved.directory.path.clone(),
         };
-        let resolved =
-            ResolvedName { directory: held, name: resolved.name.clone(), slash: false, special: false, on_proc: false };
+        let (name, path) = (resolved.name.clone(), resolved.path.clone());
+        let resolved = ResolvedName { directory: held, name, path, slash: false, special: false, on_proc: false };
         self.in_place.push(InPlaceFile { kind, text: File::from(text), resolved, mode, is_new });
-        Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), open_request)?)))
+        finish_open(OwnedFd::from(written), open_request).map(Some)
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<InPlaceKind> {
@@ -216,8 +218,8 @@ impl BrokerService {
     }
 
     /// Puts judged content in its place, without the parts that carry code.
-    fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> Result<(), CallFailure> {
-        let (resolved, path) = (&file.resolved, file.resolved.path());
+    fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> CallResult<()> {
+        let (resolved, path) = (&file.resolved, &file.resolved.path);
         let max_bytes = max_bytes(content_kind);
         let text = file.read_content(max_bytes)?;
         let now = match resolved.open_nofollow() {
@@ -235,33 +237,32 @@ impl BrokerService {
         };
         let (is_missing, is_left_out) = (|| resolved.open_nofollow().is_err(), harmless.is_none());
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
-            let directory = self.through_directory(resolved, &path);
             let put = (file.mode, RenameFlags::empty());
-            self.put_guarded((resolved, directory.as_fd(), &path), (content_kind, &now, &text), put)?;
+            self.put_guarded(&self.through_name(resolved), (content_kind, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
         // The file that the broker put there for it is empty.
         if is_left_out && file.is_new && now.is_empty() && matches!(content_kind, GuardedContent::Project(_)) {
-            let _ = unlinkat(self.through_directory(resolved, &path), &resolved.name, AtFlags::empty());
+            let _ = self.through_name(resolved).unlink(AtFlags::empty());
         }
-        Err(refuse_operation(DeniedOperation::Create, &path, carries_code(&path, &what)))
+        Err(refuse_operation(DeniedOperation::Create, path, carries_code(path, &what)))
     }
 
     /// Puts a `.git` file, `commondir` or a number in its place, if it has one of the few contents
     /// that git itself writes there.
-    fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> Result<(), CallFailure> {
-        let path = file.resolved.path();
+    fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> CallResult<()> {
+        let path = &file.resolved.path;
         let text = file.read_content(MAX_POINTER_BYTES)?;
         let is_known = match kind {
             InPlaceKind::CommonDirectory => {
                 // `.git/worktrees/NAME`
-                let (tree_directory, repository) = (parent_path(&path), parent_path(parent_path(parent_path(&path))));
+                let (tree_directory, repository) = (parent_path(path), parent_path(parent_path(parent_path(path))));
                 text.strip_suffix(b"\n").unwrap_or(&text) == b"../.."
                     && !self.names_in_any_work_tree(tree_directory)
                     && !self.has_relative_addresses(repository)
             }
             InPlaceKind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
-            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.resolved, &path, &text)?,
+            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.resolved, &text)?,
             InPlaceKind::Checked(_) => false,
         };
         if !is_known {
@@ -270,11 +271,10 @@ impl BrokerService {
                 InPlaceKind::Number => "a step of a rebase that is not a number",
                 _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal = PermissionRefusal::until_write(&path, format!("{what}: {shown}"));
-            return Err(refuse_operation(DeniedOperation::Create, &path, refusal));
+            return Err(refuse_until_granted(DeniedOperation::Create, path, format!("{what}: {shown}")));
         }
-        let directory = self.through_directory(&file.resolved, &path);
-        self.put_text((&file.resolved, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
+        let name = self.through_name(&file.resolved);
+        self.put_text(&name, &text, (file.mode, RenameFlags::empty()))?;
         if kind != InPlaceKind::WorkTree {
             return Ok(());
         }
@@ -282,16 +282,17 @@ impl BrokerService {
         // have acted meanwhile.
         let is_moved =
             || resolve::path_of(file.resolved.directory.fd.as_fd()) != Ok(file.resolved.directory.path.clone());
-        let recheck = self.permit_work_tree(&path, DeniedOperation::Create);
-        let recheck = recheck.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
-        let recheck = recheck.and_then(|()| self.permit_work_tree_of(&file.resolved, &path, &text));
-        let recheck = recheck.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
-        if let Err(failure) = recheck {
-            let _ = unlinkat(&directory, &file.resolved.name, AtFlags::empty());
+        let recheck = || {
+            self.permit_work_tree(path, DeniedOperation::Create)?;
+            let is_known = !is_moved() && self.permit_work_tree_of(&file.resolved, &text)?;
+            if is_known { Ok(()) } else { Err(CallFailure::Native(Errno::STALE)) }
+        };
+        if let Err(failure) = recheck() {
+            let _ = name.unlink(AtFlags::empty());
             return Err(failure);
         }
         // The content was judged for this place only.
-        self.surveys.borrow_mut().pin_file(&path);
+        self.surveys.borrow_mut().pin_file(path);
         Ok(())
     }
 
@@ -306,8 +307,8 @@ impl BrokerService {
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
     /// a module. The directory must be in a `.git` that the run may write.
-    fn permit_work_tree_of(&self, resolved: &ResolvedName, path: &[u8], text: &[u8]) -> Result<bool, CallFailure> {
-        let top = &resolved.directory.path[..];
+    fn permit_work_tree_of(&self, resolved: &ResolvedName, text: &[u8]) -> CallResult<bool> {
+        let (top, path) = (&resolved.directory.path[..], &resolved.path);
         let Some(target) = target_of(top, text) else { return Ok(false) };
         let Some((end, GitPathKind::Directory)) = GitPathKind::classify_path(&target, 0) else { return Ok(false) };
         let (repository, beneath) = target.split_at(end);
@@ -340,7 +341,7 @@ impl BrokerService {
     /// Returns whether a `.git` file in the directory `top` may lead to the repository `module`.
     /// Git writes to the work tree that a module's settings name, through any `.git` file that
     /// leads there.
-    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, CallFailure> {
+    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> CallResult<bool> {
         let Some(view) = self.root_view() else { return Ok(false) };
         let settings = join_name(module, b"config");
         let Some(text) = view.read_file(&settings, max_bytes(GuardedContent::Settings)) else {
@@ -388,17 +389,11 @@ impl BrokerService {
 
     /// Checks whether the name `git` (a `.git`) may be made. Files that the user's settings name in
     /// every work tree must not exist there yet.
-    pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> CallResult<()> {
         let (Some(view), Some(end)) = (self.root_view(), git.iter().rposition(|b| *b == b'/')) else {
             return Err(Errno::ACCESS.into());
         };
-        match self.surveys.borrow().refusal_of_work_tree(view, &git[..end]) {
-            Some(refusal) => Err(refuse_operation(
-                operation,
-                git,
-                PermissionRefusal { grant: Some(Grant::Write(to_path(git))), ..refusal },
-            )),
-            None => Ok(()),
-        }
+        let refusal = self.surveys.borrow().refusal_of_work_tree(view, &git[..end]);
+        refuse_if(operation, git, refusal.map(|refusal| PermissionRefusal::until_write(git, refusal.rule)))
     }
 }

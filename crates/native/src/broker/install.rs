@@ -15,8 +15,9 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::powers::INSTALL_PREFIX;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::service::{BrokerService, CallFailure};
-use super::view::is_same_object;
+use super::call_result::CallResult;
+use super::service::BrokerService;
+use super::view::{NameHandle, is_same_object};
 use super::walk::ResolvedName;
 
 /// Largest file that is copied; larger ones fail with EXDEV, so that the program copies them itself.
@@ -33,7 +34,7 @@ impl BrokerService {
     }
 
     /// Returns whether a rename would bring an object into a guarded place.
-    pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> Result<bool, CallFailure> {
+    pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> CallResult<bool> {
         if !self.is_across_guards(from, to) {
             return Ok(false);
         }
@@ -45,33 +46,27 @@ impl BrokerService {
 
     /// Puts a copy of the file at `old` in the place of `new` and removes `old`. A directory fails
     /// with EXDEV: programs then copy its files one by one.
-    pub(super) fn install_copy(
-        &self,
-        old: &ResolvedName,
-        new: &ResolvedName,
-        flags: RenameFlags,
-    ) -> Result<(), CallFailure> {
-        let (from, to) = (old.path(), new.path());
+    pub(super) fn install_copy(&self, old: &ResolvedName, new: &ResolvedName, flags: RenameFlags) -> CallResult<()> {
         let held = old.open_nofollow()?;
         let stat = fstat(&held)?;
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size > MAX_INSTALLED_BYTES {
             return Err(Errno::XDEV.into());
         }
-        let (source, target) = self.through_both((old, &from), (new, &to));
-        let copy = copy_of(&held, target.as_fd(), stat.st_mode & 0o1777)?;
+        let [source, target] = self.through_both(old, new);
+        let copy = copy_of(&held, target.directory.as_fd(), stat.st_mode & 0o1777)?;
         let modified = Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ };
         futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
-        link_copy(&copy, new, target.as_fd(), flags)?;
-        self.confirm_new((new, target.as_fd()), &to, DeniedOperation::Rename)?;
-        Ok(remove_unchanged(old, source.as_fd(), &stat)?)
+        link_copy(&copy, &target, flags)?;
+        self.confirm_new(&target, DeniedOperation::Rename)?;
+        Ok(remove_unchanged(&source, &stat)?)
     }
 }
 
-/// Removes the name `old` in `directory`, if it still names the object with `stat`.
-pub(super) fn remove_unchanged(old: &ResolvedName, directory: BorrowedFd<'_>, stat: &Stat) -> Result<(), Errno> {
-    match old.open_nofollow().and_then(fstat) {
-        Ok(found) if is_same_object(stat, &found) => unlinkat(directory, &old.name, AtFlags::empty()),
+/// Removes the name `old`, if it still names the object with `stat`.
+pub(super) fn remove_unchanged(old: &NameHandle<'_>, stat: &Stat) -> Result<(), Errno> {
+    match old.name.open_nofollow().and_then(fstat) {
+        Ok(found) if is_same_object(stat, &found) => old.unlink(AtFlags::empty()),
         _ => Ok(()),
     }
 }
@@ -91,16 +86,12 @@ fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<Owned
 }
 
 /// Gives `copy` the name of `new`, and no other.
-pub(super) fn link_copy(
-    copy: &OwnedFd,
-    new: &ResolvedName,
-    directory: BorrowedFd<'_>,
-    flags: RenameFlags,
-) -> Result<(), Errno> {
+pub(super) fn link_copy(copy: &OwnedFd, new: &NameHandle<'_>, flags: RenameFlags) -> Result<(), Errno> {
+    let (directory, new_name) = (&new.directory, &new.name.name);
     let by_descriptor = resolve::DescriptorPath::new(copy.as_fd());
     let link = |name: &CString| linkat(CWD, by_descriptor.as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW);
     if flags.contains(RenameFlags::NOREPLACE) {
-        return link(&new.name);
+        return link(new_name);
     }
     for number in 0..MAX_NAME_ATTEMPTS {
         let name = format!("{INSTALL_PREFIX}{}-{number}", std::process::id());
@@ -109,7 +100,7 @@ pub(super) fn link_copy(
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
             Ok(()) => {
-                let put = renameat_with(directory, &name, directory, &new.name, RenameFlags::empty());
+                let put = renameat_with(directory, &name, directory, new_name, RenameFlags::empty());
                 if put.is_err() {
                     // The temporary name is a second name of the file.
                     let _ = unlinkat(directory, &name, AtFlags::empty());
@@ -117,7 +108,7 @@ pub(super) fn link_copy(
                 }
                 // Another broker may have given it a second name meanwhile.
                 if fstat(copy)?.st_nlink > 1 {
-                    unlinkat(directory, &new.name, AtFlags::empty())?;
+                    new.unlink(AtFlags::empty())?;
                     return Err(Errno::BUSY);
                 }
                 return Ok(());

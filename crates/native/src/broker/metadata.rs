@@ -13,11 +13,11 @@ use stockade_model::DeniedOperation;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress, ObjectChange};
+use super::brokered_call::{BrokeredCall, ObjectChange};
+use super::call_result::{CallProgress, CallResult, native_access, refuse_if, refuse_operation};
 use super::caller::CallingThread;
 use super::opens::set_id;
-use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
-use super::view::ObjectHandle;
+use super::service::BrokerService;
 use super::walk::ResolvedObject;
 
 /// `XATTR_NAME_MAX` with its NUL.
@@ -41,11 +41,7 @@ enum MetadataSubject {
 
 impl BrokerService {
     /// Reads a call that changes an object's metadata or length.
-    pub(super) fn read_change(
-        &self,
-        caller: &CallingThread,
-        shape: ArgumentLayout,
-    ) -> Result<BrokeredCall, CallFailure> {
+    pub(super) fn read_change(&self, caller: &CallingThread, shape: ArgumentLayout) -> CallResult<BrokeredCall> {
         let (subject, change) = match shape {
             ArgumentLayout::Truncate => {
                 let length = caller.request.args[1];
@@ -55,17 +51,15 @@ impl BrokerService {
                 (by_path(caller, true)?, ObjectChange::Length(length))
             }
             ArgumentLayout::Chmod { at, flags } => {
-                let (start, index) = if at { (caller.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) };
+                let (start, index) = caller.first_path_argument(at);
                 let flags = if flags { caller.int_argument(3) } else { 0 };
                 (by_flags(caller, start, index, flags)?, ObjectChange::Mode(caller.unsigned_argument(index + 1)))
             }
             ArgumentLayout::ChmodDescriptor => {
-                (MetadataSubject::Descriptor(caller.int_argument(0)), ObjectChange::Mode(caller.unsigned_argument(1)))
+                (first_descriptor(caller), ObjectChange::Mode(caller.unsigned_argument(1)))
             }
             ArgumentLayout::Chown { follow } => (by_path(caller, follow)?, read_owner(caller, 1)),
-            ArgumentLayout::ChownDescriptor => {
-                (MetadataSubject::Descriptor(caller.int_argument(0)), read_owner(caller, 1))
-            }
+            ArgumentLayout::ChownDescriptor => (first_descriptor(caller), read_owner(caller, 1)),
             ArgumentLayout::ChownAt => {
                 (by_flags(caller, caller.int_argument(0), 1, caller.int_argument(4))?, read_owner(caller, 2))
             }
@@ -73,43 +67,35 @@ impl BrokerService {
             | ArgumentLayout::TimesMicroseconds { .. }
             | ArgumentLayout::TimesNanoseconds => read_time_change(caller, shape)?,
             ArgumentLayout::SetAttribute { follow } => (by_path(caller, follow)?, read_attribute(caller)?),
-            ArgumentLayout::SetAttributeDescriptor => {
-                (MetadataSubject::Descriptor(caller.int_argument(0)), read_attribute(caller)?)
-            }
+            ArgumentLayout::SetAttributeDescriptor => (first_descriptor(caller), read_attribute(caller)?),
             ArgumentLayout::RemoveAttribute { follow } => (by_path(caller, follow)?, no_attribute(caller)?),
-            _ => (MetadataSubject::Descriptor(caller.int_argument(0)), no_attribute(caller)?),
+            ArgumentLayout::RemoveAttributeDescriptor => (first_descriptor(caller), no_attribute(caller)?),
+            _ => return Err(Errno::NOSYS.into()),
         };
         Ok(BrokeredCall::Change { object: self.open_subject(caller, subject)?, change })
     }
 
     /// Holds the object that a call names.
     fn open_subject(&self, caller: &CallingThread, subject: MetadataSubject) -> Result<ResolvedObject, Errno> {
-        match subject {
-            MetadataSubject::Descriptor(number) => {
-                self.as_staged(ResolvedObject::from_fd(open_changeable(caller, number)?)?)
-            }
+        let object = match subject {
+            MetadataSubject::Descriptor(number) => ResolvedObject::from_fd(open_changeable(caller, number)?)?,
             MetadataSubject::Path { start, path, .. } if path.is_empty() => {
-                self.as_staged(ResolvedObject::from_fd(caller.open_object(start)?)?)
+                ResolvedObject::from_fd(caller.open_object(start)?)?
             }
             MetadataSubject::Path { start, path, follow } => {
-                self.as_staged(self.start_resolution(caller)?.resolve_object(start, &path, follow)?)
+                self.start_resolution(caller)?.resolve_object(start, &path, follow)?
             }
-        }
+        };
+        self.as_staged(object)
     }
 
     /// Changes an object.
-    pub(super) fn change_object(
-        &self,
-        object: &ResolvedObject,
-        change: &ObjectChange,
-    ) -> Result<CallProgress, CallFailure> {
+    pub(super) fn change_object(&self, object: &ResolvedObject, change: &ObjectChange) -> CallResult {
         // A symbolic link has no mode.
         if object.file_type() == FileType::Symlink && matches!(change, ObjectChange::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if let Some(refusal) = self.refusal_to_close(object, change) {
-            return Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal));
-        }
+        refuse_if(DeniedOperation::Metadata, &object.path, self.refusal_to_close(object, change))?;
         let is_opened = self.opens_closed(object, change);
         if !matches!(change, ObjectChange::Length(_)) && !is_opened && !self.is_harmless(object, change) {
             self.permit_change(object)?;
@@ -131,23 +117,27 @@ impl BrokerService {
             ObjectChange::Times(times) => {
                 utimensat(self.through_object(object), c"", times, AtFlags::EMPTY_PATH)?;
             }
+            // The kernel permits only system attributes on a symbolic link.
+            ObjectChange::SetAttribute { .. } | ObjectChange::RemoveAttribute { .. }
+                if object.file_type() == FileType::Symlink =>
+            {
+                return Err(Errno::PERM.into());
+            }
             ObjectChange::SetAttribute { name, value, flags } => {
-                let held = self.with_attributes(object)?;
-                let path = resolve::DescriptorPath::new(held.as_fd());
-                setxattr(path.as_c_str(), name.as_c_str(), value, *flags)?;
+                let held = self.through_object(object);
+                setxattr(resolve::DescriptorPath::new(held.as_fd()).as_c_str(), name.as_c_str(), value, *flags)?;
             }
             ObjectChange::RemoveAttribute { name } => {
-                let held = self.with_attributes(object)?;
-                let path = resolve::DescriptorPath::new(held.as_fd());
-                removexattr(path.as_c_str(), name.as_c_str())?;
+                let held = self.through_object(object);
+                removexattr(resolve::DescriptorPath::new(held.as_fd()).as_c_str(), name.as_c_str())?;
             }
         }
-        Ok(CallProgress::return_zero())
+        Ok(CallProgress::ZERO)
     }
 
     /// Checks whether `object` may be changed. If the kernel would refuse this to a user who is not
     /// the owner, the call fails with the kernel's error.
-    fn permit_change(&self, object: &ResolvedObject) -> Result<(), CallFailure> {
+    fn permit_change(&self, object: &ResolvedObject) -> CallResult<()> {
         // No program can find a file without a name.
         let is_nameless = object.file_type() == FileType::RegularFile && object.stat.st_nlink == 0;
         if object.is_placeless() || is_nameless && self.powers.root_length(&object.path).is_some() {
@@ -222,32 +212,25 @@ impl BrokerService {
         (closes && (is_root || self.powers.is_known_part(&object.path))).then(closing)
     }
 
-    fn truncate_object(&self, object: &ResolvedObject, length: u64) -> Result<(), CallFailure> {
+    fn truncate_object(&self, object: &ResolvedObject, length: u64) -> CallResult<()> {
         match object.file_type() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile => {}
             _ => return Err(Errno::INVAL.into()),
         }
-        if let PermissionVerdict::Refuse(refusal) = self.decide_operation(DeniedOperation::Truncate, &object.path) {
-            native_access(&object.fd, Access::WRITE_OK)?;
-            return Err(refuse_operation(DeniedOperation::Truncate, &object.path, refusal));
-        }
+        let native = || native_access(&object.fd, Access::WRITE_OK);
+        self.permit_or_fail(DeniedOperation::Truncate, &object.path, native)?;
         self.permit_linked(&object.stat, &object.path, DeniedOperation::Truncate)?;
         let held = self.through_object(object);
         Ok(ftruncate(resolve::reopen(held.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?, length)?)
     }
 
-    fn change_mode(&self, object: &ResolvedObject, mode: u32) -> Result<(), CallFailure> {
+    fn change_mode(&self, object: &ResolvedObject, mode: u32) -> CallResult<()> {
         let mode = mode & 0o7777;
         if mode & SET_ID_BITS != 0 && object.file_type() != FileType::Directory {
             return Err(refuse_operation(DeniedOperation::Metadata, &object.path, set_id()));
         }
         Ok(actor::change_mode(self.through_object(object).as_fd(), mode)?)
-    }
-
-    fn with_attributes<'o>(&self, object: &'o ResolvedObject) -> Result<ObjectHandle<'o>, CallFailure> {
-        // The kernel permits only system attributes on a symbolic link.
-        if object.file_type() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
 }
 
@@ -266,18 +249,21 @@ fn needed_bits(kind: FileType) -> Option<u32> {
     }
 }
 
+/// Returns the entries of an access list, eight bytes each.
+fn access_entries<'v>(name: &CStr, value: &'v [u8]) -> Option<&'v [u8]> {
+    value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")
+}
+
 /// Returns the permissions that an access list (acl(5)) gives the owner, in the lowest three bits.
 fn owner_bits_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
-    let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
-    let (entries, _) = entries.as_chunks::<8>();
+    let (entries, _) = access_entries(name, value)?.as_chunks::<8>();
     entries.iter().find(|entry| entry[..2] == [1, 0]).map(|entry| u32::from(entry[2]))
 }
 
 /// Returns the mode that an access list (acl(5)) sets, if it has entries for owner, group and
 /// others only. `cp` copies a mode in this way. The format is that of linux/posix_acl_xattr.h.
 fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
-    let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
-    let (entries, []) = entries.as_chunks::<8>() else { return None };
+    let (entries, []) = access_entries(name, value)?.as_chunks::<8>() else { return None };
     let [[1, 0, user, 0, ..], [4, 0, group, 0, ..], [0x20, 0, others, 0, ..]] = entries else { return None };
     let bits = |bits: &u8| (*bits < 8).then_some(u32::from(*bits));
     Some(bits(user)? << 6 | bits(group)? << 3 | bits(others)?)
@@ -331,6 +317,11 @@ fn read_attribute(caller: &CallingThread) -> Result<ObjectChange, Errno> {
 
 fn no_attribute(caller: &CallingThread) -> Result<ObjectChange, Errno> {
     Ok(ObjectChange::RemoveAttribute { name: attribute_name(caller)? })
+}
+
+/// Names the object by the descriptor in the first argument.
+fn first_descriptor(caller: &CallingThread) -> MetadataSubject {
+    MetadataSubject::Descriptor(caller.int_argument(0))
 }
 
 /// Names the object by the path in the first argument.

@@ -11,6 +11,7 @@
 //! | `service` | the loop and the decision |
 //! | `before_change` | keeps the old content before a call changes the workspace |
 //! | `brokered_call` | a call that was read: it can be carried out now or later |
+//! | `call_result` | answers, errors and refusals of calls |
 //! | `opens`, `names`, `metadata`, `sockets` | read the calls and carry them out |
 //! | `fast_path` | the fast path of plain opens |
 //! | `bound_sockets`, `servers` | sockets of the run: with a path, and servers on the host's loopback |
@@ -43,6 +44,7 @@
 mod before_change;
 mod bound_sockets;
 mod brokered_call;
+mod call_result;
 mod caller;
 mod confirm;
 mod connects;
@@ -134,19 +136,13 @@ pub struct BrokerReport {
     pub changed: bool,
 }
 
-/// Properties of the broker itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BrokerTraits {
-    /// The kernel gives the processor to the broker at each notification (since Linux 6.6).
-    pub synchronous: bool,
-}
-
 /// A running broker. Dropping it stops the broker without waiting.
 #[derive(Debug)]
 pub struct BrokerHandle {
     answers: AnswerSender,
     report: Receiver<BrokerReport>,
-    traits: BrokerTraits,
+    /// The kernel gives the processor to the broker at each notification (since Linux 6.6).
+    pub(crate) is_synchronous: bool,
 }
 
 /// Sender of answers to held calls. Clones send to the same broker; after its end the answers are
@@ -158,7 +154,6 @@ pub struct AnswerSender {
 }
 
 /// Message to a running broker.
-#[derive(Debug)]
 enum BrokerOrder {
     Answer(HoldId, HeldAnswer),
     /// The egress proxy received a request that no rule permits yet.
@@ -197,6 +192,10 @@ impl AnswerSender {
 /// Answers trapped calls on a thread of its own.
 pub struct Broker;
 
+/// Hooks that run before the workspace is changed: the precaution of a stage, and a recorder that
+/// keeps the old content so that the run can be undone.
+pub(crate) type ChangeHooks = (Option<PreWriteHook>, Option<UndoRecorder>);
+
 impl Broker {
     /// Starts answering the notifications of `listener`. `sink` runs on the broker's thread and
     /// must not block, because a caller waits meanwhile. With `hold`, a call that lacks a power
@@ -212,31 +211,17 @@ impl Broker {
         hold: bool,
         sink: impl Fn(AttemptEvent) + Send + 'static,
     ) -> Result<BrokerHandle, BrokerError> {
-        Self::begin(powers, level, sink)?.serve_listener(listener, hold)
+        Self::begin(powers, level, (None, None), sink)?.serve_listener(listener, hold, None)
     }
 
     /// Starts the thread before a listener exists, so that it prepares while the sandbox is built.
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start.
-    pub fn begin(
+    pub(crate) fn begin(
         powers: AttemptPermissions,
         level: IsolationLevel,
-        sink: impl Fn(AttemptEvent) + Send + 'static,
-    ) -> Result<PreparedBroker, BrokerError> {
-        Self::begin_with(powers, level, (None, None), sink)
-    }
-
-    /// As [`begin`](Self::begin), with hooks that run before the workspace is changed. The hooks
-    /// are the precaution of a stage, and a recorder that keeps the old content so that the run can
-    /// be undone.
-    ///
-    /// # Errors
-    /// [`BrokerError`] if the broker cannot start.
-    pub fn begin_with(
-        powers: AttemptPermissions,
-        level: IsolationLevel,
-        before: (Option<PreWriteHook>, Option<UndoRecorder>),
+        before: ChangeHooks,
         sink: impl Fn(AttemptEvent) + Send + 'static,
     ) -> Result<PreparedBroker, BrokerError> {
         let wake =
@@ -245,7 +230,7 @@ impl Broker {
         let woken = wake.clone();
         let (orders, ordered) = channel();
         let (up, ready) = channel();
-        let (notifier, notifiers) = channel::<ServiceInputs>();
+        let (inputs, all_inputs) = channel::<ServiceInputs>();
         let reach = powers.reach.clone();
         let (sender, report) = channel();
         let body = move || {
@@ -253,20 +238,8 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier arrives if the sandbox could not be built.
-            let (Ok(ServiceInputs { notifier, hold, run_egress, bound, small_disk }), false) =
-                (notifiers.recv(), failed)
-            else {
-                return;
-            };
-            let end = match BrokerService::new(
-                notifier,
-                powers,
-                level,
-                hold,
-                before,
-                (run_egress, bound, small_disk),
-                Box::new(sink),
-            ) {
+            let (Ok(inputs), false) = (all_inputs.recv(), failed) else { return };
+            let end = match BrokerService::new(inputs, powers, level, before, Box::new(sink)) {
                 Ok(mut service) => {
                     service.serve_calls(woken.as_fd(), &ordered);
                     service.end_service()
@@ -280,7 +253,7 @@ impl Broker {
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
         let bound = BoundSockets::default();
         let answers = AnswerSender { orders, wake };
-        Ok(PreparedBroker { answers, reach, ready, notifier, report, bound, small_disk: None })
+        Ok(PreparedBroker { answers, reach, ready, inputs, report, bound, small_disk: None })
     }
 }
 
@@ -290,10 +263,13 @@ pub struct PreparedBroker {
     answers: AnswerSender,
     reach: EgressReach,
     ready: Receiver<Result<(), BrokerError>>,
-    notifier: Sender<ServiceInputs>,
+    inputs: Sender<ServiceInputs>,
     report: Receiver<BrokerReport>,
-    bound: BoundSockets,
-    small_disk: Option<u64>,
+    /// The table of bound sockets, which the broker may share with other brokers.
+    pub(crate) bound: BoundSockets,
+    /// The small disk limit of the run, which the kernel enforces per file. The broker raises the
+    /// limit for files that were larger before.
+    pub(crate) small_disk: Option<u64>,
 }
 
 /// Inputs that a started broker needs to serve.
@@ -306,56 +282,32 @@ struct ServiceInputs {
 }
 
 impl PreparedBroker {
-    /// Makes the broker share its table of bound sockets with other brokers.
-    pub(crate) fn with_bound_sockets(self, bound: BoundSockets) -> Self {
-        Self { bound, ..self }
-    }
-
-    /// Sets the small disk limit of the run, which the kernel enforces per file. The broker raises
-    /// the limit for files that were larger before.
-    pub(crate) fn making_room(self, small_disk: Option<u64>) -> Self {
-        Self { small_disk, ..self }
-    }
-
     /// Returns the judge for requests to the egress proxy.
     pub(crate) fn egress_policy(&self) -> BrokerEgressPolicy {
         BrokerEgressPolicy::new(self.answers.clone(), self.reach.clone())
     }
 
-    /// Starts answering the notifications of `listener`, without an egress proxy; `hold` as in
-    /// [`Broker::start`].
+    /// Starts answering the notifications of `listener`; `hold` as in [`Broker::start`].
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
-    pub fn serve_listener(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
-        self.serve_with(listener, hold, None)
-    }
-
-    /// As [`serve_listener`](Self::serve_listener), with an egress proxy.
-    ///
-    /// # Errors
-    /// As [`serve_listener`](Self::serve_listener).
-    pub(crate) fn serve_with(
+    pub(crate) fn serve_listener(
         self,
         listener: OwnedFd,
         hold: bool,
         run_egress: Option<Arc<RunEgress>>,
     ) -> Result<BrokerHandle, BrokerError> {
         let notifier = SeccompNotifier::new(listener).map_err(map_step_error("learn the size of notifications"))?;
-        let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
+        let is_synchronous = notifier.wake_synchronously().is_ok();
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        let serving = ServiceInputs { notifier, hold, run_egress, bound: self.bound, small_disk: self.small_disk };
-        self.notifier.send(serving).map_err(|_| BrokerError::Silent)?;
-        Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
+        let Self { bound, small_disk, .. } = self;
+        let inputs = ServiceInputs { notifier, hold, run_egress, bound, small_disk };
+        self.inputs.send(inputs).map_err(|_| BrokerError::Silent)?;
+        Ok(BrokerHandle { answers: self.answers, report: self.report, is_synchronous })
     }
 }
 
 impl BrokerHandle {
-    /// Returns the properties of the broker.
-    pub fn traits(&self) -> BrokerTraits {
-        self.traits
-    }
-
     /// Returns the sender of answers.
     pub fn answer_sender(&self) -> AnswerSender {
         self.answers.clone()

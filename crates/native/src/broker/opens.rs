@@ -10,9 +10,12 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{
+    BlockingWork, CallProgress, CallReply, CallResult, native_access, native_name_access, refuse_operation,
+};
 use super::caller::CallingThread;
-use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
+use super::service::BrokerService;
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
 
@@ -128,17 +131,14 @@ impl BrokerService {
         caller: &CallingThread,
         shape: ArgumentLayout,
         resolved_call: &mut Option<BrokeredCall>,
-    ) -> Result<CallProgress, CallFailure> {
+    ) -> CallResult {
         let id = caller.request.id;
-        let (start, index) = match shape {
-            ArgumentLayout::Open { at: true } => (caller.int_argument(0), 1),
-            _ => (libc::AT_FDCWD, 0),
-        };
+        let (start, index) = caller.first_path_argument(shape == ArgumentLayout::Open { at: true });
         let (flags, mode) = open_arguments(caller, shape, index);
         let mut open_request = OpenRequest { flags, mode: Mode::empty() };
         // Flags are in registers, so the caller cannot change them afterwards.
         if open_request.has_flag(libc::O_PATH) {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         if open_request.flags & TMPFILE_FLAG != 0 && !open_request.has_flag(libc::O_DIRECTORY) {
             return Err(Errno::INVAL.into());
@@ -153,12 +153,12 @@ impl BrokerService {
         // The name may change until the kernel reads it again; but without the broker, a caller can
         // write only to these devices.
         if WRITABLE_DEVICES.contains(&path.to_bytes()) {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         if path.as_c_str() == COREDUMP_FILTER_PATH {
             let fd = caller.open_dump_filter()?;
             self.must_still_wait(caller)?;
-            return Ok(CallProgress::Done(finish_open(fd, open_request)?));
+            return finish_open(fd, open_request);
         }
         if open_request.is_creating() || open_request.has_flag(TMPFILE_FLAG) {
             open_request.mode = self.mask_mode(caller, mode)?;
@@ -196,69 +196,68 @@ impl BrokerService {
 
     /// Opens for reading. The kernel carries that out, unless the kernel-enforced layer has no rule
     /// for the file and the broker must open it.
-    fn open_late(
-        &self,
-        caller: &CallingThread,
-        (start, path): (i32, &CStr),
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
+    fn open_late(&self, caller: &CallingThread, (start, path): (i32, &CStr), open_request: OpenRequest) -> CallResult {
         let is_late = |object: &ResolvedObject| {
             object.file_type() == FileType::RegularFile && self.powers.is_read_late(&object.path)
         };
         if !self.powers.reads_late() {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         match self.start_resolution(caller)?.resolve_object(start, path, !open_request.has_flag(libc::O_NOFOLLOW)) {
             Ok(object) if is_late(&object) => {
                 let fd = resolve::reopen(object.fd.as_fd(), open_request.of_broker())?;
                 self.must_still_wait(caller)?;
-                Ok(CallProgress::Done(finish_open(fd, open_request)?))
+                finish_open(fd, open_request)
             }
             // The kernel returns the error.
-            _ => Ok(CallProgress::Done(CallReply::Continue)),
+            _ => Ok(CallProgress::CONTINUE),
         }
     }
 
     /// Opens the name at `resolved`, or returns the link that has this name.
-    pub(super) fn open_at(
-        &self,
-        id: u64,
-        resolved: &ResolvedName,
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
-        let path = resolved.path();
-        match self.decide_operation(open_request.operation(), &path) {
+    pub(super) fn open_at(&self, id: u64, resolved: &ResolvedName, open_request: OpenRequest) -> CallResult {
+        let path = &resolved.path;
+        match self.decide_operation(open_request.operation(), path) {
             // For any powers: a terminal that the broker opened could become its own, and the
             // kernel's files are not regular files.
-            PermissionVerdict::Allow | PermissionVerdict::Private if resolved.on_proc || is_open_device(&path) => {
-                return self.open_refused(resolved, &path, open_request, kernel_files());
+            PermissionVerdict::Allow | PermissionVerdict::Private if resolved.on_proc || is_open_device(path) => {
+                let refusal = PermissionRefusal::without_grant("the kernel's own files");
+                return self.open_refused(resolved, open_request, refusal);
             }
             PermissionVerdict::Allow | PermissionVerdict::Private => {}
-            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(resolved, &path, open_request)? => {
+            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(resolved, open_request)? => {
                 return Ok(step);
             }
-            PermissionVerdict::Refuse(refusal) => return self.open_refused(resolved, &path, open_request, refusal),
+            PermissionVerdict::Refuse(refusal) => return self.open_refused(resolved, open_request, refusal),
         }
         if open_request.is_creating() && open_request.mode.bits() & SET_ID_BITS != 0 {
-            return Err(refuse_operation(DeniedOperation::Create, &path, set_id()));
+            return Err(refuse_operation(DeniedOperation::Create, path, set_id()));
         }
         if self.surveys.borrow().has_linked()
             && let Ok(held) = resolved.open_nofollow()
         {
-            self.permit_linked(&fstat(&held)?, &path, open_request.operation())?;
+            self.permit_linked(&fstat(&held)?, path, open_request.operation())?;
         }
-        let directory = self.through_directory(resolved, &path);
+        let directory = self.through_name(resolved).directory;
         match open_name(directory.as_fd(), resolved, open_request) {
             Ok(fd) => {
                 if open_request.is_creating() {
-                    self.confirm_opened(&fd, &path)?;
+                    self.confirm_opened(&fd, path)?;
                 }
-                self.note_written(&path);
-                Ok(CallProgress::Done(finish_open(fd, open_request)?))
+                self.note_written(path);
+                finish_open(fd, open_request)
             }
             // The name is a link; with `O_NOFOLLOW` the program gets the error.
             Err(Errno::LOOP) if !open_request.has_flag(libc::O_NOFOLLOW) => {
                 Ok(CallProgress::Link(resolved.open_nofollow()?))
+            }
+            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
+                let held = resolve::open_component(directory.as_fd(), &resolved.name)?;
+                let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
+                // A pipe without a reader, a file under a lease, or a socket.
+                let may_wait = matches!(kind, FileType::Fifo | FileType::RegularFile);
+                let waits = may_wait && !open_request.has_flag(libc::O_NONBLOCK);
+                if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
             }
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => self.open_reluctant(
                 id,
@@ -270,22 +269,8 @@ impl BrokerService {
         }
     }
 
-    /// Handles an object that the kernel did not open without blocking: a pipe without a reader, a
-    /// file under a lease, or a socket.
-    fn open_reluctant(
-        &self,
-        id: u64,
-        held: OwnedFd,
-        open_request: OpenRequest,
-        errno: Errno,
-    ) -> Result<CallProgress, CallFailure> {
-        let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
-        let waits = !open_request.has_flag(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
-        if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
-    }
-
     /// Opens the object of `pipe` on a thread that may block.
-    fn open_waiting(&self, id: u64, pipe: OwnedFd, open_request: OpenRequest) -> Result<CallProgress, CallFailure> {
+    fn open_waiting(&self, id: u64, pipe: OwnedFd, open_request: OpenRequest) -> CallResult {
         let notifier = self.notifier.clone();
         let held = pipe.try_clone().map_err(|_| Errno::MFILE)?;
         let reopen = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -305,11 +290,11 @@ impl BrokerService {
     fn open_refused(
         &self,
         resolved: &ResolvedName,
-        path: &[u8],
         open_request: OpenRequest,
         refusal: PermissionRefusal,
-    ) -> Result<CallProgress, CallFailure> {
-        if self.powers.read_only.has(path) {
+    ) -> CallResult {
+        let path = &resolved.path;
+        if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());
         }
         let held = match resolved.open_nofollow() {
@@ -318,7 +303,7 @@ impl BrokerService {
             }
             Ok(held) => held,
             Err(Errno::NOENT) if open_request.is_creating() => {
-                native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
+                native_name_access(&resolved.directory)?;
                 return Err(refuse_operation(DeniedOperation::Create, path, refusal));
             }
             Err(errno) => return Err(errno.into()),
@@ -334,7 +319,7 @@ impl BrokerService {
             FileType::Socket => return Err(Errno::NXIO.into()),
             FileType::CharacterDevice if is_open_device(path) => {
                 return match self.may_open_by_itself(path) {
-                    true => Ok(CallProgress::Done(CallReply::Continue)),
+                    true => Ok(CallProgress::CONTINUE),
                     false => self.open_other(&held, path, open_request),
                 };
             }
@@ -343,24 +328,19 @@ impl BrokerService {
         native_access(&held, open_request.access_mode())?;
         // The file exists, so nothing is created; the kernel-enforced layer decides on reads.
         if open_request.only_reads() {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         Err(refuse_operation(DeniedOperation::Write, path, refusal))
     }
 
     /// Opens the object of a descriptor again. The kernel carries reads out, because the holder of
     /// the descriptor may not be permitted to read by it.
-    pub(super) fn reopen_object(
-        &self,
-        id: u64,
-        object: &ResolvedObject,
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
+    pub(super) fn reopen_object(&self, id: u64, object: &ResolvedObject, open_request: OpenRequest) -> CallResult {
         if open_request.has_flag(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
         }
         if open_request.only_reads() {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         match object.file_type() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
@@ -369,7 +349,7 @@ impl BrokerService {
                 return self.open_other(&object.fd, &object.path, open_request);
             }
             FileType::CharacterDevice if is_open_device(&object.path) && !self.is_stream(&object.stat) => {
-                return Ok(CallProgress::Done(CallReply::Continue));
+                return Ok(CallProgress::CONTINUE);
             }
             _ => {}
         }
@@ -379,7 +359,7 @@ impl BrokerService {
         }
         let held = self.through_object(object);
         match resolve::reopen(held.as_fd(), open_request.of_broker() - OFlags::CREATE) {
-            Ok(fd) => Ok(CallProgress::Done(finish_open(fd, open_request)?)),
+            Ok(fd) => finish_open(fd, open_request),
             Err(Errno::NXIO | Errno::AGAIN) if !open_request.has_flag(libc::O_NONBLOCK) => {
                 let held = held.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
                 self.open_waiting(id, held, open_request)
@@ -389,11 +369,7 @@ impl BrokerService {
     }
 
     /// Opens a file without a name in a directory (`O_TMPFILE`).
-    pub(super) fn open_unnamed(
-        &self,
-        directory: &ResolvedObject,
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
+    pub(super) fn open_unnamed(&self, directory: &ResolvedObject, open_request: OpenRequest) -> CallResult {
         if directory.file_type() != FileType::Directory {
             return Err(Errno::NOTDIR.into());
         }
@@ -406,7 +382,7 @@ impl BrokerService {
         }
         let held = self.through_object(directory);
         let fd = openat2(held.as_fd(), c".", open_request.of_broker(), open_request.mode, ResolveFlags::NO_SYMLINKS)?;
-        Ok(CallProgress::Done(finish_open(fd, open_request)?))
+        finish_open(fd, open_request)
     }
 }
 
@@ -452,19 +428,16 @@ pub(super) fn set_id() -> PermissionRefusal {
     PermissionRefusal::without_grant("no set-user-ID or set-group-ID files")
 }
 
-fn kernel_files() -> PermissionRefusal {
-    PermissionRefusal::without_grant("the kernel's own files")
-}
-
 pub(super) fn is_open_device(path: &[u8]) -> bool {
     WRITABLE_DEVICES.contains(&path) || is_of_terminals(path)
 }
 
 /// Sets the flags of the descriptor as the caller requested.
-pub(super) fn finish_open(fd: OwnedFd, open_request: OpenRequest) -> Result<CallReply, Errno> {
+pub(super) fn finish_open(fd: OwnedFd, open_request: OpenRequest) -> CallResult {
     if !open_request.has_flag(libc::O_NONBLOCK) {
         let settable = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
         fcntl_setfl(&fd, OFlags::from_bits_retain((open_request.flags & settable) as u32))?;
     }
-    Ok(CallReply::Descriptor { fd, close_on_exec: open_request.has_flag(libc::O_CLOEXEC) })
+    let close_on_exec = open_request.has_flag(libc::O_CLOEXEC);
+    Ok(CallProgress::Done(CallReply::Descriptor { fd, close_on_exec }))
 }

@@ -15,10 +15,11 @@ use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallProgress, CallResult, native_access, refuse_operation};
 use super::caller::CallingThread;
 use super::denials::CallerProcess;
-use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
+use super::service::BrokerService;
 use super::walk::ResolvedObject;
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
@@ -41,7 +42,7 @@ pub(super) struct ProgramStart {
 impl BrokerService {
     /// Reads an exec call. Returns `None` for the command itself, and for a program that no rule or
     /// effect is about.
-    pub(super) fn read_exec(&mut self, caller: &CallingThread, at: bool) -> Result<Option<BrokeredCall>, CallFailure> {
+    pub(super) fn read_exec(&mut self, caller: &CallingThread, at: bool) -> CallResult<Option<BrokeredCall>> {
         let found = self.program_to_run(caller, at);
         let programs = &self.powers.programs;
         let is_plain = match &found {
@@ -63,7 +64,7 @@ impl BrokerService {
     }
 
     /// Decides whether a program may run, with the current powers.
-    pub(super) fn may_run(&self, start: &ProgramStart) -> Result<CallProgress, CallFailure> {
+    pub(super) fn may_run(&self, start: &ProgramStart) -> CallResult {
         let refused = |path: &[u8], refusal| refuse_operation(DeniedOperation::Exec, path, refusal);
         for program in &start.programs {
             let programs = &self.powers.programs;
@@ -79,13 +80,13 @@ impl BrokerService {
         if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
             self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;
         }
-        Ok(CallProgress::Done(CallReply::Continue))
+        Ok(CallProgress::CONTINUE)
     }
 
     /// Reports that a program runs.
     pub(super) fn report_execution(&self, pid: Option<u32>, object: &ResolvedObject) {
         if let Some(reads) = &self.reads {
-            self.note_read(reads, object, || CallerProcess { pid, program: Some(object.path.clone()) });
+            self.note_read(reads, object, || CallerProcess { pid, program: Some(object.path.clone().into()) });
         }
         self.lock_ledger().note_execution(pid.unwrap_or_default(), object.path.clone());
     }
@@ -107,7 +108,7 @@ impl BrokerService {
     /// Returns the program that an exec would run, if it exists and is executable, and the path as
     /// the caller wrote it.
     fn program_to_run(&self, caller: &CallingThread, at: bool) -> Result<(ResolvedObject, CString), Errno> {
-        let (start, index) = if at { (caller.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) };
+        let (start, index) = caller.first_path_argument(at);
         let path = caller.read_path(index)?;
         let object = if at && path.is_empty() {
             ResolvedObject::from_fd(caller.open_object(start)?)?

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::ops::Bound;
-use std::os::fd::AsFd;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, openat2};
 use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel, RawText, ReadAccess};
@@ -129,7 +128,7 @@ impl ReadLog {
             directory: known.directory,
             files: known.files,
             pid: known.caller_process.pid,
-            program: known.caller_process.program.map(RawText::from),
+            program: known.caller_process.program,
             count: known.count,
         };
         std::mem::take(&mut self.known).into_iter().map(build_access).collect()
@@ -194,13 +193,11 @@ impl BrokerService {
         let is_followed = flags & libc::O_NOFOLLOW == 0;
         let mut how = OFlags::PATH | OFlags::CLOEXEC;
         how.set(OFlags::NOFOLLOW, !is_followed);
-        let within = if path.to_bytes().starts_with(b"/") { ResolveFlags::IN_ROOT } else { ResolveFlags::BENEATH };
-        let within = within | ResolveFlags::NO_MAGICLINKS;
-        let found = if within.contains(ResolveFlags::IN_ROOT) {
-            openat2(&first.root, path, how, Mode::empty(), within)
+        let found = if path.to_bytes().starts_with(b"/") {
+            openat2(&first.root, path, how, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
         } else {
-            let start = if start == libc::AT_FDCWD { caller.open_cwd()? } else { caller.open_object(start)? };
-            openat2(start.as_fd(), path, how, Mode::empty(), within)
+            let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+            openat2(caller.open_start(start)?, path, how, Mode::empty(), within)
         };
         let object = match found {
             Ok(fd) => ResolvedObject::from_fd(fd)?,
@@ -226,7 +223,7 @@ mod tests {
     use super::*;
 
     fn actor() -> CallerProcess {
-        CallerProcess { pid: Some(7), program: Some(b"/bin/cat".to_vec()) }
+        CallerProcess { pid: Some(7), program: Some("/bin/cat".into()) }
     }
 
     fn paths(reads: &[ReadAccess]) -> Vec<(String, u64, u64)> {

@@ -8,7 +8,7 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_permissions::reachable_targets::EgressReach;
 
 use super::connects::deny_target;
-use super::denials::{CallerProcess, RefusedOperation};
+use super::denials::RefusedOperation;
 use super::holding::Waiter;
 use super::holds::QuestionKey;
 use super::service::BrokerService;
@@ -66,24 +66,13 @@ fn decide_request(reach: &EgressReach, egress_request: &EgressRequest) -> Result
 /// A request to the egress proxy.
 pub(super) struct BrokeredRequest {
     egress_request: EgressRequest,
-    caller: EgressCaller,
+    pub caller: EgressCaller,
     answer: Box<dyn FnOnce(EgressDecision) + Send>,
-}
-
-impl std::fmt::Debug for BrokeredRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request").field("egress_request", &self.egress_request).finish_non_exhaustive()
-    }
 }
 
 impl BrokeredRequest {
     pub fn send_refusal(self, rule: String, grant: Option<Grant>) {
         (self.answer)(EgressDecision::Refused { rule, grant });
-    }
-
-    /// Returns the caller, as the audit log knows it.
-    pub fn caller_process(&self) -> CallerProcess {
-        CallerProcess { pid: self.caller.pid, program: self.caller.program.as_ref().map(|p| p.as_bytes().to_vec()) }
     }
 
     /// Returns whether the calling process still exists; true if the process is unknown.
@@ -119,7 +108,7 @@ impl BrokerService {
     /// Refuses a request and records that.
     pub(super) fn refuse_request(&self, request: BrokeredRequest, denied: RefusedOperation) {
         let PermissionRefusal { rule, grant } = denied.refusal.clone();
-        self.lock_ledger().record_denial(denied, || request.caller_process());
+        self.lock_ledger().record_denial(denied, || request.caller.clone());
         request.send_refusal(rule, grant);
     }
 }

@@ -209,23 +209,24 @@ pub(super) fn is_served(port: u16) -> bool {
 /// unknown (proc_pid_net(5)).
 pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"].into_iter().any(|table| {
-        let Ok(file) = File::open(format!("/proc/{pid}/net/{table}")) else { return true };
-        let mut text = String::new();
-        let read = file.take(MAX_TABLE_BYTES).read_to_string(&mut text);
-        let listens = |line| parse_listening_port(line) == Some(port);
-        read.is_err() || text.len() as u64 == MAX_TABLE_BYTES || text.lines().any(listens)
+        let (text, is_whole) = read_table(&pid.to_string(), table);
+        !is_whole || text.lines().any(|line| parse_listening_port(line) == Some(port))
     })
+}
+
+/// Reads a table of sockets in the network namespace of `process`. Returns also whether it is whole.
+fn read_table(process: &str, table: &str) -> (String, bool) {
+    let mut text = String::new();
+    let file = File::open(format!("/proc/{process}/net/{table}"));
+    let read = file.and_then(|file| file.take(MAX_TABLE_BYTES).read_to_string(&mut text));
+    let is_whole = read.is_ok() && (text.len() as u64) < MAX_TABLE_BYTES;
+    (text, is_whole)
 }
 
 /// Returns the ports with a listener in this process's own network namespace, as far as they are known.
 pub fn served_ports() -> BTreeSet<u16> {
-    let text = |table| {
-        let mut text = String::new();
-        let file = File::open(format!("/proc/self/net/{table}"));
-        let _ = file.and_then(|file| file.take(MAX_TABLE_BYTES).read_to_string(&mut text));
-        text
-    };
-    ["tcp", "tcp6"].map(text).iter().flat_map(|text| text.lines()).filter_map(parse_listening_port).collect()
+    let tables = ["tcp", "tcp6"].map(|table| read_table("self", table).0);
+    tables.iter().flat_map(|text| text.lines()).filter_map(parse_listening_port).collect()
 }
 
 /// Returns the port in a line of such a table, if the line is of a listening socket.
@@ -272,15 +273,17 @@ fn query_family(
 
 /// Encodes `struct nlmsghdr` and `struct inet_diag_req_v2`.
 fn encode_diag_request(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
-    let mut text = Vec::with_capacity(72);
-    text.extend_from_slice(&72_u32.to_ne_bytes());
-    text.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    text.extend_from_slice(&DUMP_REQUEST_FLAGS.to_ne_bytes());
-    text.extend_from_slice(&[0; 8]);
     let family = u8::try_from(family.as_raw()).unwrap_or_default();
-    text.extend_from_slice(&[family, TCP_PROTOCOL, 0, 0]);
-    text.extend_from_slice(&LISTEN_STATE_BIT.to_ne_bytes());
-    text.extend_from_slice(&port.unwrap_or_default().to_be_bytes());
+    let parts: [&[u8]; 7] = [
+        &72_u32.to_ne_bytes(),
+        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
+        &DUMP_REQUEST_FLAGS.to_ne_bytes(),
+        &[0; 8],
+        &[family, TCP_PROTOCOL, 0, 0],
+        &LISTEN_STATE_BIT.to_ne_bytes(),
+        &port.unwrap_or_default().to_be_bytes(),
+    ];
+    let mut text = parts.concat();
     text.resize(72, 0);
     text
 }

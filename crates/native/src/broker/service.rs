@@ -4,7 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,21 +13,21 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
+use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, openat2};
 use stockade_egress::PendingDial;
 use stockade_launch::may_map_for_others;
 use stockade_launch::{ArgumentLayout, notify_table};
-use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_permissions::guards::RunSurveys;
-use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
 use stockade_stage::PreWriteHook;
-use stockade_stage::undo::UndoRecorder;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotifier};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::before_change::WorkspaceRecorder;
 use super::bound_sockets::BoundSockets;
-use super::brokered_call::{BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{CallFailure, CallProgress, CallResult, refuse_operation};
 use super::caller::{CallerCache, CallingThread};
 use super::denials::{CallerProcess, DenialLedger, RefusedOperation};
 use super::fast_path::WritableRoots;
@@ -44,7 +44,7 @@ use super::servers::ListenerTable;
 use super::sockets::no_internet;
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
-use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
+use super::{BrokerError, BrokerOrder, BrokerReport, ChangeHooks, ServiceInputs, map_step_error};
 use crate::egress::RunEgress;
 use stockade_backend_api::AttemptEvent;
 use stockade_permissions::guards::RootView;
@@ -53,32 +53,6 @@ use stockade_permissions::guards::RootView;
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The same while an approver is asked: a question is withdrawn soon after its caller is gone.
 const HELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-
-/// End of a trapped call that does not fail.
-#[derive(Debug)]
-pub(super) enum CallReply {
-    /// The call returns this value.
-    Value(i64),
-    /// The kernel carries the call out, and the kernel-enforced layer decides.
-    Continue,
-    /// The call returns this descriptor.
-    Descriptor { fd: OwnedFd, close_on_exec: bool },
-}
-
-/// Failure of a trapped call.
-#[derive(Debug)]
-pub(super) enum CallFailure {
-    /// The error that the call has without a sandbox.
-    Native(Errno),
-    /// The powers do not permit the call.
-    Refused(RefusedOperation),
-}
-
-impl From<Errno> for CallFailure {
-    fn from(errno: Errno) -> Self {
-        Self::Native(errno)
-    }
-}
 
 /// Facts of the run, taken from its first call. The command itself has not run by then.
 pub(super) struct RunFacts {
@@ -171,14 +145,13 @@ impl BrokerService {
 
     /// Creates the service, on a thread that was [confined](Self::confine_to_level).
     pub fn new(
-        notifier: SeccompNotifier,
+        inputs: ServiceInputs,
         powers: AttemptPermissions,
         level: IsolationLevel,
-        holds_calls: bool,
-        (write_hook, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
-        (run_egress, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
+        (write_hook, undo): ChangeHooks,
         sink: Box<dyn Fn(AttemptEvent) + Send>,
     ) -> Result<Self, BrokerError> {
+        let ServiceInputs { notifier, hold, run_egress, bound, small_disk } = inputs;
         let own_user = rustix::process::geteuid().as_raw();
         let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
         let shapes = table.iter().map(|t| (t.call as i32, t.shape)).collect();
@@ -206,7 +179,7 @@ impl BrokerService {
             terminals: RunTerminals::default(),
             parked: HashMap::new(),
             holds: holding::new_question_table(),
-            holds_calls,
+            holds_calls: hold,
             write_hook: write_hook.map(RefCell::new),
             undo: undo.map(WorkspaceRecorder::new),
             file_room: small_disk.map(FileAllocations::new),
@@ -335,11 +308,7 @@ impl BrokerService {
     }
 
     /// Reads a call, decides on it and carries it out. Stores the resolved call in `resolved`.
-    fn handle_call(
-        &mut self,
-        caller: &CallingThread,
-        resolved: &mut Option<BrokeredCall>,
-    ) -> Result<CallProgress, CallFailure> {
+    fn handle_call(&mut self, caller: &CallingThread, resolved: &mut Option<BrokeredCall>) -> CallResult {
         if self.first.is_none() {
             self.learn_run_facts(caller)?;
         }
@@ -350,26 +319,6 @@ impl BrokerService {
             ArgumentLayout::Open { .. } | ArgumentLayout::Creat => {
                 return self.resolve_open(caller, shape, resolved);
             }
-            ArgumentLayout::Mkdir { .. }
-            | ArgumentLayout::Mknod { .. }
-            | ArgumentLayout::Remove { .. }
-            | ArgumentLayout::RemoveAt
-            | ArgumentLayout::Rename { .. }
-            | ArgumentLayout::Link { .. }
-            | ArgumentLayout::Symlink { .. } => self.read_name(caller, shape)?,
-            ArgumentLayout::Truncate
-            | ArgumentLayout::Chmod { .. }
-            | ArgumentLayout::ChmodDescriptor
-            | ArgumentLayout::Chown { .. }
-            | ArgumentLayout::ChownDescriptor
-            | ArgumentLayout::ChownAt
-            | ArgumentLayout::TimesSeconds
-            | ArgumentLayout::TimesMicroseconds { .. }
-            | ArgumentLayout::TimesNanoseconds
-            | ArgumentLayout::SetAttribute { .. }
-            | ArgumentLayout::SetAttributeDescriptor
-            | ArgumentLayout::RemoveAttribute { .. }
-            | ArgumentLayout::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
             ArgumentLayout::Connect => self.read_connect(caller)?,
             ArgumentLayout::Bind => match self.read_bind(caller)? {
                 ControlFlow::Continue(broker_call) => broker_call,
@@ -377,17 +326,21 @@ impl BrokerService {
             },
             ArgumentLayout::Exec { at } => match self.read_exec(caller, at)? {
                 Some(broker_call) => broker_call,
-                None => return Ok(CallProgress::Done(CallReply::Continue)),
+                None => return Ok(CallProgress::CONTINUE),
             },
             ArgumentLayout::TruncateDescriptor => return Ok(self.lengthen_file(caller)),
             ArgumentLayout::Umask => {
                 self.threads.mask_changes();
-                return Ok(CallProgress::Done(CallReply::Continue));
+                return Ok(CallProgress::CONTINUE);
             }
             ArgumentLayout::Listen => return self.listen_for_caller(caller),
             ArgumentLayout::OfProcess { index } => return self.of_process(caller, index),
             ArgumentLayout::InternetSocket => return Err(CallFailure::Refused(no_internet(caller))),
             ArgumentLayout::NotImplemented => return Err(Errno::NOSYS.into()),
+            other => match self.read_name(caller, other)? {
+                Some(broker_call) => broker_call,
+                None => self.read_change(caller, other)?,
+            },
         };
         let broker_call = resolved.insert(broker_call);
         let step = self.perform_call(caller.request.id, broker_call)?;
@@ -398,21 +351,21 @@ impl BrokerService {
     }
 
     /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
-    pub fn prepare_stage(&self, call: &BrokeredCall) -> Result<(), CallFailure> {
+    pub fn prepare_stage(&self, call: &BrokeredCall) -> CallResult<()> {
         if self.write_hook.is_none() || matches!(call, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
             return Ok(());
         }
         let rewrites = call.may_change_objects();
-        let names = call.resolved_names().filter(|resolved| !resolved.special).map(ResolvedName::path);
-        let object = call.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
-        names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
+        let names = call.resolved_names().filter(|resolved| !resolved.special).map(|resolved| &resolved.path);
+        let object = call.changed_object().filter(|object| !object.is_placeless()).map(|object| &object.path);
+        names.chain(object).try_for_each(|path| self.prepare_stage_at(path, rewrites))
     }
 
     /// As [`prepare_stage`](Self::prepare_stage), for one path. Skips a path that the powers do not
     /// permit, because the call is refused later.
-    pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), CallFailure> {
+    pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> CallResult<()> {
         let Some(write_hook) = &self.write_hook else { return Ok(()) };
-        if matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
+        if self.refuses(DeniedOperation::Write, path) {
             return Ok(());
         }
         let hook_result = write_hook.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)), rewrites);
@@ -474,16 +427,21 @@ impl BrokerService {
         Ok(PathResolver::new(caller, first.root.as_fd(), procfs_scope))
     }
 
+    /// As [`PathResolver::resolve_name`], in a [new](Self::start_resolution) resolution.
+    pub fn resolve_name(&self, caller: &CallingThread, start: i32, path: &CStr) -> Result<ResolvedName, Errno> {
+        self.start_resolution(caller)?.resolve_name(start, path)
+    }
+
     /// Returns the view of the run's root, from the first call on.
     pub fn root_view(&self) -> Option<RootView<'_>> {
         self.first.as_ref().map(|first| RootView::new(first.root.as_fd()))
     }
 
     /// Permits a call on a process or thread if that belongs to the run.
-    fn of_process(&self, caller: &CallingThread, index: usize) -> Result<CallProgress, CallFailure> {
+    fn of_process(&self, caller: &CallingThread, index: usize) -> CallResult {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         if walk::is_descendant(caller.unsigned_argument(index), first.parent_pid, &walk::status_on_host) {
-            return Ok(CallProgress::Done(CallReply::Continue));
+            return Ok(CallProgress::CONTINUE);
         }
         Err(Errno::PERM.into())
     }
@@ -509,11 +467,31 @@ impl BrokerService {
     }
 
     /// As [`decide_operation`](Self::decide_operation); a refusal is ready to be recorded.
-    pub fn permit_operation(&self, operation: DeniedOperation, path: &[u8]) -> Result<PermissionVerdict, CallFailure> {
+    pub fn permit_operation(&self, operation: DeniedOperation, path: &[u8]) -> CallResult<PermissionVerdict> {
         match self.decide_operation(operation, path) {
             PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),
             verdict => Ok(verdict),
         }
+    }
+
+    /// As [`permit_operation`](Self::permit_operation). The error of `native` comes before a
+    /// refusal: a call that would fail without a sandbox fails with the same error.
+    pub fn permit_or_fail(
+        &self,
+        operation: DeniedOperation,
+        path: &[u8],
+        native: impl FnOnce() -> Result<(), Errno>,
+    ) -> CallResult<PermissionVerdict> {
+        let permitted = self.permit_operation(operation, path);
+        if permitted.is_err() {
+            native()?;
+        }
+        permitted
+    }
+
+    /// Returns whether the current powers do not permit an operation.
+    pub fn refuses(&self, operation: DeniedOperation, path: &[u8]) -> bool {
+        matches!(self.decide_operation(operation, path), PermissionVerdict::Refuse(_))
     }
 
     /// Returns whether an object has this path in the run's view. If that is unknown, because the
@@ -577,24 +555,5 @@ impl BrokerService {
 fn release_pipe_opener(parked: &ParkedCall) {
     if let ParkedCall::Pipe(pipe) = parked {
         drop(resolve::reopen(pipe.as_fd(), OFlags::RDWR | OFlags::NONBLOCK));
-    }
-}
-
-/// Refuses an operation on `path` until a grant to write there.
-pub(super) fn refuse_until_granted(operation: DeniedOperation, path: &[u8], rule: impl Into<String>) -> CallFailure {
-    refuse_operation(operation, path, PermissionRefusal::until_write(path, rule))
-}
-
-pub(super) fn refuse_operation(operation: DeniedOperation, path: &[u8], refusal: PermissionRefusal) -> CallFailure {
-    CallFailure::Refused(RefusedOperation { operation, object: path.to_vec(), layer: DenialLayer::Broker, refusal })
-}
-
-/// Returns the kernel's own answer to `access` on a held object, by owner and mode. A read-only
-/// mount is ignored, because the sandbox made it so.
-pub(super) fn native_access(fd: &OwnedFd, access: Access) -> Result<(), Errno> {
-    let path = resolve::DescriptorPath::new(fd.as_fd());
-    match accessat(CWD, path.as_c_str(), access, AtFlags::EACCESS) {
-        Err(Errno::ROFS) | Ok(()) => Ok(()),
-        Err(errno) => Err(errno),
     }
 }

@@ -6,8 +6,8 @@
 //! tree the kernel carries the bind out: the kernel-enforced layer lets the run make sockets there
 //! and nowhere else. A bound socket is held (`bound_sockets.rs`).
 
-use std::ffi::{CString, OsStr};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ffi::{CStr, CString, OsStr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -25,13 +25,17 @@ use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::bound_sockets::MAX_BOUND_SOCKETS;
-use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
+use super::brokered_call::BrokeredCall;
+use super::call_result::{
+    BlockingWork, CallFailure, CallProgress, CallResult, native_access, native_name_access, refuse_always,
+    refuse_operation,
+};
 use super::caller::CallingThread;
 use super::connects::{address_for, canonical_address};
 use super::denials::{CallerProcess, RefusedOperation};
 use super::reserved_ports::ReservedPort;
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
-use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
+use super::service::BrokerService;
 use super::view::own_directory;
 use super::walk::{ResolvedName, ResolvedObject};
 
@@ -62,6 +66,8 @@ pub(super) struct PreparedConnect {
     pub socket: OwnedFd,
     /// True if the caller's socket is blocking.
     pub waits: bool,
+    /// The address as the caller passed it.
+    pub address: Vec<u8>,
     peer: ConnectTarget,
 }
 
@@ -72,11 +78,11 @@ enum ConnectTarget {
     /// The ssh agent of the run.
     Agent(Arc<OwnedFd>),
     /// A name in the network namespace.
-    Abstract { name: Vec<u8>, address: Vec<u8> },
+    Abstract(Vec<u8>),
     /// An internet address, for a stream socket.
-    Internet { dialled: SocketAddr, address: Vec<u8>, process: CallerProcess },
+    Internet(SocketAddr, CallerProcess),
     /// Any other address; the kernel decides.
-    Other { address: Vec<u8> },
+    Other,
 }
 
 impl PreparedConnect {
@@ -87,21 +93,11 @@ impl PreparedConnect {
             _ => None,
         }
     }
-
-    /// Returns the address as the caller passed it; empty if the peer is a held file.
-    pub fn address(&self) -> &[u8] {
-        match &self.peer {
-            ConnectTarget::File(_) | ConnectTarget::Agent(_) => &[],
-            ConnectTarget::Abstract { address, .. }
-            | ConnectTarget::Internet { address, .. }
-            | ConnectTarget::Other { address } => address,
-        }
-    }
 }
 
 impl BrokerService {
     /// Reads a connect: copies the socket and the address, and holds the socket file.
-    pub(super) fn read_connect(&self, caller: &CallingThread) -> Result<BrokeredCall, CallFailure> {
+    pub(super) fn read_connect(&self, caller: &CallingThread) -> CallResult<BrokeredCall> {
         let address = read_address(caller)?;
         let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let domain = socket_domain(&socket)?;
@@ -110,23 +106,26 @@ impl BrokerService {
         self.permit_use(&socket, &peer)?;
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
         let peer = match peer {
-            SocketPeer::Path(path) if path.to_bytes() == AGENT_PATH.as_bytes() && self.powers.agents.own.is_some() => {
-                // The agent's socket has no name; this path leads to it in no mount namespace.
-                self.powers.agents.own.clone().map_or(ConnectTarget::Other { address }, ConnectTarget::Agent)
+            // The agent's socket has no name; this path leads to it in no mount namespace.
+            SocketPeer::Path(path)
+                if path.to_bytes() == AGENT_PATH.as_bytes()
+                    && let Some(agent) = &self.powers.agents.own =>
+            {
+                ConnectTarget::Agent(agent.clone())
             }
             SocketPeer::Path(path) => {
                 ConnectTarget::File(self.start_resolution(caller)?.resolve_object(libc::AT_FDCWD, &path, true)?)
             }
-            SocketPeer::Abstract(name) => ConnectTarget::Abstract { name, address },
+            SocketPeer::Abstract(name) => ConnectTarget::Abstract(name),
             SocketPeer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
                 let process =
                     if self.may_lead_out(dialled) { self.identify_caller(caller) } else { CallerProcess::default() };
-                ConnectTarget::Internet { dialled, address, process }
+                ConnectTarget::Internet(dialled, process)
             }
             // A datagram can only reach the run itself and its name server.
-            SocketPeer::Internet(_) | SocketPeer::Other => ConnectTarget::Other { address },
+            SocketPeer::Internet(_) | SocketPeer::Other => ConnectTarget::Other,
         };
-        Ok(BrokeredCall::Connect(PreparedConnect { socket, waits, peer }))
+        Ok(BrokeredCall::Connect(PreparedConnect { socket, waits, address, peer }))
     }
 
     /// Refuses to connect sockets that the run did not make. A run may have a socket of the host's
@@ -142,7 +141,7 @@ impl BrokerService {
     }
 
     /// Checks whether a connect to this socket file is permitted.
-    fn permit_socket(&self, object: &ResolvedObject) -> Result<(), CallFailure> {
+    fn permit_socket(&self, object: &ResolvedObject) -> CallResult<()> {
         native_access(&object.fd, Access::WRITE_OK)?;
         if object.file_type() != FileType::Socket {
             return Err(Errno::CONNREFUSED.into());
@@ -152,38 +151,32 @@ impl BrokerService {
 
     /// Checks whether a socket file may be connected to, or get another name. A socket that the run
     /// has not bound itself needs a grant, because grants for sockets are by path.
-    pub(super) fn permit_socket_object(
-        &self,
-        stat: &Stat,
-        path: &[u8],
-        operation: DeniedOperation,
-    ) -> Result<(), CallFailure> {
+    pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> CallResult<()> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has_socket(stat) {
             return Ok(());
         }
         if self.powers.agents.is_persons(Path::new(OsStr::from_bytes(path)), (stat.st_dev, stat.st_ino)) {
             let rule = "the user's ssh agent, which no run may reach: `@git-signing` and `@ssh:HOST` let a key sign";
-            return Err(refuse_operation(operation, path, PermissionRefusal::without_grant(rule.to_owned())));
+            return Err(refuse_always(operation, path, rule));
         }
         match self.powers.decide_socket(Path::new(OsStr::from_bytes(path))) {
-            PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
             PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),
+            PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
         }
     }
 
     /// Carries out a connect with the current powers.
-    pub(super) fn connect_to(&self, id: u64, connection: &PreparedConnect) -> Result<CallProgress, CallFailure> {
+    pub(super) fn connect_to(&self, id: u64, connection: &PreparedConnect) -> CallResult {
         match &connection.peer {
             ConnectTarget::File(object) => self.permit_socket(object)?,
-            ConnectTarget::Abstract { name, .. } if !self.has_own_network() && !name.is_empty() => {
+            ConnectTarget::Abstract(name) if !self.has_own_network() && !name.is_empty() => {
                 let object = [b"@", &name[..]].concat();
-                let refusal = PermissionRefusal::without_grant("an abstract unix socket of the host");
-                return Err(refuse_operation(DeniedOperation::Connect, &object, refusal));
+                return Err(refuse_always(DeniedOperation::Connect, &object, "an abstract unix socket of the host"));
             }
-            ConnectTarget::Internet { dialled, process, .. } => {
+            ConnectTarget::Internet(dialled, process) => {
                 return self.connect_out(id, connection, (*dialled, process));
             }
-            ConnectTarget::Agent(_) | ConnectTarget::Abstract { .. } | ConnectTarget::Other { .. } => {}
+            ConnectTarget::Agent(_) | ConnectTarget::Abstract(_) | ConnectTarget::Other => {}
         }
         self.connect_natively(id, connection)
     }
@@ -195,7 +188,7 @@ impl BrokerService {
         id: u64,
         connection: &PreparedConnect,
         server: Arc<ReservedPort>,
-    ) -> Result<CallProgress, CallFailure> {
+    ) -> CallResult {
         let socket = Arc::new(connection.socket.try_clone().map_err(|_| Errno::MFILE)?);
         let address = address_for(socket_domain(&socket)?, server.address());
         let notifier = self.notifier.clone();
@@ -209,21 +202,17 @@ impl BrokerService {
     }
 
     /// Connects at once if the socket is non-blocking, else on another thread.
-    pub(super) fn connect_natively(&self, id: u64, connection: &PreparedConnect) -> Result<CallProgress, CallFailure> {
-        let (address, held) = match &connection.peer {
-            ConnectTarget::File(object) => {
-                let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
-                (held_address(&held), Some(held))
-            }
-            ConnectTarget::Agent(socket) => {
-                let held = socket.try_clone().map_err(|_| Errno::MFILE)?;
-                (held_address(&held), Some(held))
-            }
-            _ => (connection.address().to_vec(), None),
+    pub(super) fn connect_natively(&self, id: u64, connection: &PreparedConnect) -> CallResult {
+        let held = match &connection.peer {
+            ConnectTarget::File(object) => Some(&object.fd),
+            ConnectTarget::Agent(socket) => Some(&**socket),
+            _ => None,
         };
+        let held = held.map(OwnedFd::try_clone).transpose().map_err(|_| Errno::MFILE)?;
+        let address = held.as_ref().map_or_else(|| connection.address.clone(), held_address);
         if !connection.waits {
             actor::connect_socket(connection.socket.as_fd(), &address)?;
-            return Ok(CallProgress::return_zero());
+            return Ok(CallProgress::ZERO);
         }
         let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
         let notifier = self.notifier.clone();
@@ -238,33 +227,30 @@ impl BrokerService {
     }
 
     /// Reads a bind. A bind without a path is left to the kernel-enforced layer, or binds a server at once.
-    pub(super) fn read_bind(
-        &self,
-        caller: &CallingThread,
-    ) -> Result<ControlFlow<CallProgress, BrokeredCall>, CallFailure> {
+    pub(super) fn read_bind(&self, caller: &CallingThread) -> CallResult<ControlFlow<CallProgress, BrokeredCall>> {
         let address = read_address(caller)?;
         let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let domain = socket_domain(&socket)?;
         let path = match parse_peer(&address, domain) {
             SocketPeer::Path(path) => path,
             _ if self.has_own_network() || domain == AddressFamily::UNIX => {
-                return Ok(ControlFlow::Break(CallProgress::Done(CallReply::Continue)));
+                return Ok(ControlFlow::Break(CallProgress::CONTINUE));
             }
             SocketPeer::Internet(at) => {
                 self.must_still_wait(caller)?;
                 self.bind_server(&socket, choose_server_address(at, &address, &socket)?)?;
-                return Ok(ControlFlow::Break(CallProgress::return_zero()));
+                return Ok(ControlFlow::Break(CallProgress::ZERO));
             }
             SocketPeer::Abstract(_) | SocketPeer::Other => return Err(no_server(b"a port of the kernel's choice")),
         };
         let mask = !self.mask_mode(caller, 0o7777)?;
-        let resolved = self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?;
+        let resolved = self.resolve_name(caller, libc::AT_FDCWD, &path)?;
         Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, resolved, mask }))
     }
 
     /// Binds a server of a run without a network namespace. Such a run serves only its own
     /// processes, on the loopback of the host.
-    fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> Result<(), CallFailure> {
+    fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> CallResult<()> {
         let is_of_system = (1..FIRST_PORT).contains(&at.port());
         if !at.ip().is_loopback() || is_of_system || socket_type(socket)? != SocketType::STREAM {
             return Err(no_server(at.to_string().as_bytes()));
@@ -286,16 +272,16 @@ impl BrokerService {
 
     /// Lets a socket listen on the caller's behalf: the kernel would look the descriptor up again,
     /// and it may be another socket by then.
-    pub(super) fn listen_for_caller(&self, caller: &CallingThread) -> Result<CallProgress, CallFailure> {
+    pub(super) fn listen_for_caller(&self, caller: &CallingThread) -> CallResult {
         let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let is_unix = socket_domain(&socket)? == AddressFamily::UNIX;
         self.must_still_wait(caller)?;
         if is_unix || self.has_own_network() {
             rustix::net::listen(&socket, caller.int_argument(1))?;
-            return Ok(CallProgress::return_zero());
+            return Ok(CallProgress::ZERO);
         }
         match self.servers.listen_on_loopback(socket.as_fd(), caller.int_argument(1)) {
-            Ok(()) => Ok(CallProgress::return_zero()),
+            Ok(()) => Ok(CallProgress::ZERO),
             Err(Errno::ACCESS) => Err(no_server(b"a port of the kernel's choice")),
             Err(errno) => Err(errno.into()),
         }
@@ -303,35 +289,24 @@ impl BrokerService {
 
     /// Binds on the caller's behalf, and holds the new socket. In a private tree of the
     /// kernel-enforced layer the kernel carries the call out.
-    pub(super) fn bind_for_caller(
-        &self,
-        socket: &OwnedFd,
-        resolved: &ResolvedName,
-        mask: Mode,
-    ) -> Result<CallProgress, CallFailure> {
+    pub(super) fn bind_for_caller(&self, socket: &OwnedFd, resolved: &ResolvedName, mask: Mode) -> CallResult {
         if resolved.special || resolved.open_nofollow().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
-        let path = resolved.path();
-        match self.decide_operation(DeniedOperation::Bind, &path) {
-            PermissionVerdict::Refuse(refusal) => {
-                native_access(&resolved.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-                return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
-            }
-            PermissionVerdict::Private if self.powers.kernel_allows(&path) => {
-                return Ok(CallProgress::Done(CallReply::Continue));
-            }
-            PermissionVerdict::Private | PermissionVerdict::Allow => {}
+        let path = &resolved.path;
+        let native = || native_name_access(&resolved.directory);
+        let verdict = self.permit_or_fail(DeniedOperation::Bind, path, native)?;
+        if verdict == PermissionVerdict::Private && self.powers.kernel_allows(path) {
+            return Ok(CallProgress::CONTINUE);
         }
         if !self.bound.has_room() {
             let rule = format!("no more than {MAX_BOUND_SOCKETS} sockets with a path at a time");
-            return Err(refuse_operation(DeniedOperation::Bind, &path, PermissionRefusal::without_grant(rule)));
+            return Err(refuse_always(DeniedOperation::Bind, path, rule));
         }
-        let directory = self.through_directory(resolved, &path);
-        self.bind_at(socket, resolved, &path, directory.as_fd())?;
-        self.confirm_new((resolved, directory.as_fd()), &path, DeniedOperation::Bind)?;
+        let bind = |directory: BorrowedFd<'_>, _: &CStr| self.bind_at(socket, resolved, directory);
+        let new = self.make_at(resolved, DeniedOperation::Bind, bind)?;
         // If the directory was moved meanwhile, the socket is elsewhere and is not held.
-        let made = resolve::open_component(directory.as_fd(), &resolved.name).map_err(|_| Errno::ACCESS)?;
+        let made = resolve::open_component(new.directory.as_fd(), &resolved.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(Errno::ACCESS.into());
@@ -340,24 +315,18 @@ impl BrokerService {
         let mode = Mode::from_raw_mode(stat.st_mode) - mask;
         actor::change_mode(made.as_fd(), mode.bits())?;
         self.bound.add_socket(made)?;
-        Ok(CallProgress::return_zero())
+        Ok(CallProgress::ZERO)
     }
 
     /// Binds to `resolved`. If the supervisor sees the same directory at its path, the address is that
     /// path without links, so that getsockname(2) returns it. Else the address leads through the
     /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
     /// socket in that directory only.
-    fn bind_at(
-        &self,
-        socket: &OwnedFd,
-        resolved: &ResolvedName,
-        path: &[u8],
-        held: BorrowedFd<'_>,
-    ) -> Result<(), Errno> {
-        let own = own_directory(&resolved.directory).ok().filter(|_| !self.powers.is_staged(path));
+    fn bind_at(&self, socket: &OwnedFd, resolved: &ResolvedName, held: BorrowedFd<'_>) -> Result<(), Errno> {
+        let own = own_directory(&resolved.directory, false).ok().filter(|_| !self.powers.is_staged(&resolved.path));
         match own {
-            Some(own) if path.len() <= MAX_UNIX_PATH_BYTES => {
-                bind_within(socket.as_fd(), &unix_address(path), own.as_fd())
+            Some(own) if resolved.path.len() <= MAX_UNIX_PATH_BYTES => {
+                bind_within(socket.as_fd(), &unix_address(&resolved.path), own.as_fd())
             }
             _ => {
                 let by_descriptor = resolve::DescriptorPath::new(held);
@@ -380,7 +349,7 @@ fn no_server(object: &[u8]) -> CallFailure {
     let rule = format!(
         "without a network of its own (level restricted) a run serves on the loopback alone, from port {FIRST_PORT} on, over TCP"
     );
-    refuse_operation(DeniedOperation::Bind, object, PermissionRefusal::without_grant(rule))
+    refuse_always(DeniedOperation::Bind, object, rule)
 }
 
 /// Binds to an address that must lead into `directory`, on a thread that may make sockets only there.
@@ -407,8 +376,7 @@ fn read_address(caller: &CallingThread) -> Result<Vec<u8>, Errno> {
 
 /// Returns the peer that an address names for a socket of `domain`.
 fn parse_peer(address: &[u8], domain: AddressFamily) -> SocketPeer {
-    let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return SocketPeer::Other };
-    if family != domain.as_raw() {
+    if bytes_at(address, 0).map(u16::from_ne_bytes) != Some(domain.as_raw()) {
         return SocketPeer::Other;
     }
     match domain {
@@ -421,21 +389,19 @@ fn parse_peer(address: &[u8], domain: AddressFamily) -> SocketPeer {
                 Some(_) => CString::new(&path[..end]).map_or(SocketPeer::Other, SocketPeer::Path),
             }
         }
-        AddressFamily::INET => {
-            let host = address.get(4..8).and_then(|a| a.first_chunk::<4>()).map(|host| Ipv4Addr::from(*host));
-            parse_internet_peer(host.map(IpAddr::V4), address)
-        }
-        AddressFamily::INET6 => {
-            let host = address.get(8..24).and_then(|a| a.first_chunk::<16>()).map(|host| Ipv6Addr::from(*host));
-            parse_internet_peer(host.map(IpAddr::V6), address)
-        }
+        AddressFamily::INET => parse_internet_peer(bytes_at::<4>(address, 4).map(IpAddr::from), address),
+        AddressFamily::INET6 => parse_internet_peer(bytes_at::<16>(address, 8).map(IpAddr::from), address),
         _ => SocketPeer::Other,
     }
 }
 
 fn parse_internet_peer(host: Option<IpAddr>, address: &[u8]) -> SocketPeer {
-    let port = address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p));
+    let port = bytes_at(address, 2).map(u16::from_be_bytes);
     host.zip(port).map_or(SocketPeer::Other, |(host, port)| SocketPeer::Internet(canonical_address(host, port)))
+}
+
+fn bytes_at<const N: usize>(address: &[u8], start: usize) -> Option<[u8; N]> {
+    address.get(start..)?.first_chunk().copied()
 }
 
 /// Returns a unix address that leads to exactly the object of `fd`.
@@ -480,7 +446,7 @@ mod tests {
         check(&[2, 0, 0, 80, 127, 0, 0, 1, 0, 0], AddressFamily::INET, "127.0.0.1:80");
         check(&[2, 0, 0, 80, 127], AddressFamily::INET, "other");
         let mut six = vec![10, 0, 1, 187, 0, 0, 0, 0];
-        six.extend(Ipv6Addr::LOCALHOST.octets());
+        six.extend(std::net::Ipv6Addr::LOCALHOST.octets());
         check(&six, AddressFamily::INET6, "[::1]:443");
         check(&[0], AddressFamily::INET, "other");
         check(&[0, 0], AddressFamily::INET, "other");

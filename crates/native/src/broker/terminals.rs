@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::pty::{OpenptFlags, openpt, ptsname};
 use stockade_model::{DeniedOperation, IsolationLevel};
-use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::{Errno, resolve};
 
-use super::brokered_call::CallProgress;
+use super::call_result::{CallResult, refuse_always};
 use super::opens::{OpenRequest, finish_open};
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::BrokerService;
+use super::view::is_same_object;
 
 /// Device that creates terminals (pty(7)).
 const PTMX_PATH: &[u8] = b"/dev/ptmx";
@@ -40,9 +40,7 @@ impl RunTerminals {
     }
 
     fn has_terminal(&self, terminal_stat: &Stat) -> bool {
-        let is = |stat: Stat| {
-            stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (terminal_stat.st_dev, terminal_stat.st_ino)
-        };
+        let is = |stat: Stat| stat.st_nlink > 0 && is_same_object(&stat, terminal_stat);
         self.0.borrow().iter().any(|held| fstat(held).is_ok_and(is))
     }
 }
@@ -60,40 +58,29 @@ impl BrokerService {
     }
 
     /// Opens a path that the kernel [may not open](Self::may_open_by_itself).
-    pub(super) fn open_other(
-        &self,
-        held: &OwnedFd,
-        path: &[u8],
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
+    pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], open_request: OpenRequest) -> CallResult {
         if path == PTMX_PATH { self.make_terminal(open_request) } else { self.open_terminal(held, path, open_request) }
     }
 
     /// Creates a terminal for the caller and gives it the first end.
-    fn make_terminal(&self, open_request: OpenRequest) -> Result<CallProgress, CallFailure> {
+    fn make_terminal(&self, open_request: OpenRequest) -> CallResult {
         let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let name = ptsname(&first, Vec::new())?;
         self.terminals.add_terminal(open(&*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)?;
         if open_request.waits_not() {
             rustix::io::ioctl_fionbio(&first, true)?;
         }
-        Ok(CallProgress::Done(finish_open(first, open_request)?))
+        finish_open(first, open_request)
     }
 
     /// Opens the second end of a terminal, if that is the run's own. The terminal does not become a
     /// controlling terminal (`O_NOCTTY`).
-    fn open_terminal(
-        &self,
-        held: &OwnedFd,
-        path: &[u8],
-        open_request: OpenRequest,
-    ) -> Result<CallProgress, CallFailure> {
+    fn open_terminal(&self, held: &OwnedFd, path: &[u8], open_request: OpenRequest) -> CallResult {
         let stat = fstat(held)?;
         if !self.is_stream(&stat) && !self.terminals.has_terminal(&stat) {
-            let rule = "a terminal that the command did not create";
-            return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal::without_grant(rule)));
+            return Err(refuse_always(DeniedOperation::Write, path, "a terminal that the command did not create"));
         }
         let opened = resolve::reopen(held.as_fd(), open_request.of_broker() - OFlags::CREATE)?;
-        Ok(CallProgress::Done(finish_open(opened, open_request)?))
+        finish_open(opened, open_request)
     }
 }

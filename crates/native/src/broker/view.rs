@@ -8,7 +8,8 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Stat, fstat};
+use rustix::fs::{AtFlags, FileType, Stat, fstat, unlinkat};
+use stockade_permissions::guards::view::parent_path;
 use stockade_sys::{Errno, resolve};
 
 use super::brokered_call::BrokeredCall;
@@ -32,12 +33,22 @@ impl AsFd for ObjectHandle<'_> {
     }
 }
 
+/// A name that may be changed, with its directory to act through.
+pub(super) struct NameHandle<'a> {
+    pub name: &'a ResolvedName,
+    pub directory: ObjectHandle<'a>,
+}
+
+impl NameHandle<'_> {
+    /// Removes the object with this name; a slash after the name is ignored.
+    pub fn unlink(&self, flags: AtFlags) -> Result<(), Errno> {
+        unlinkat(&self.directory, &self.name.name, flags)
+    }
+}
+
 /// Objects that had the names of a call when its question was raised. Holding an object keeps its
 /// inode number from being reused.
 pub(super) struct PinnedObjects(Vec<Option<(OwnedFd, Stat)>>);
-
-/// The object is not the one that was shown.
-pub(super) struct ObjectChangedError;
 
 impl PinnedObjects {
     /// Holds the objects that have the names of `broker_call` now.
@@ -53,73 +64,62 @@ impl PinnedObjects {
     /// Returns whether the directories, names and objects of `broker_call` are those that were shown. A
     /// name may be gone, and a free name may have a new object, because the answer was about the
     /// name. A new link counts as changed, because it would be followed.
-    pub fn still_hold(&self, broker_call: &BrokeredCall) -> Result<(), ObjectChangedError> {
+    pub fn still_hold(&self, broker_call: &BrokeredCall) -> bool {
         let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
         for (resolved, pin) in broker_call.resolved_names().zip(&self.0) {
             if !is_at(&resolved.directory.fd, &resolved.directory.path) {
-                return Err(ObjectChangedError);
+                return false;
             }
             let now = resolved.open_nofollow().and_then(fstat);
             match (pin, now) {
                 (_, Err(_)) => {}
                 (Some((_, then)), Ok(now)) if is_same_object(then, &now) => {}
                 (None, Ok(now)) if FileType::from_raw_mode(now.st_mode) != FileType::Symlink => {}
-                _ => return Err(ObjectChangedError),
+                _ => return false,
             }
         }
-        match broker_call.held_object() {
-            Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(ObjectChangedError),
-            _ => Ok(()),
-        }
+        broker_call.held_object().is_none_or(|object| object.is_placeless() || is_at(&object.fd, &object.path))
     }
 }
 
 impl BrokerService {
-    /// Returns the directory of `resolved`, in which a name is created or removed; `path` is the whole
-    /// path.
-    pub fn through_directory<'p>(&self, resolved: &'p ResolvedName, path: &[u8]) -> ObjectHandle<'p> {
-        self.open_own_or_seen(&resolved.directory.fd, path, || self.own_directory(&resolved.directory))
+    /// Returns `name` with its directory, in which the name is created or removed.
+    pub fn through_name<'p>(&self, name: &'p ResolvedName) -> NameHandle<'p> {
+        let own = || own_directory(&name.directory, self.powers.is_merged(&name.directory.path));
+        NameHandle { name, directory: self.open_own_or_seen(&name.directory.fd, &name.path, own) }
     }
 
-    /// Returns the directories of two names, both in one mount namespace.
-    pub fn through_both<'p>(
-        &self,
-        (one, one_path): (&'p ResolvedName, &[u8]),
-        (other, other_path): (&'p ResolvedName, &[u8]),
-    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
-        let is_unattached = self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path);
+    /// Returns two names with their directories, both in one mount namespace.
+    pub fn through_both<'p>(&self, one: &'p ResolvedName, other: &'p ResolvedName) -> [NameHandle<'p>; 2] {
+        let is_unattached = self.powers.is_unattached(&one.path) || self.powers.is_unattached(&other.path);
         match is_unattached.then(|| Self::through_own(one, other)) {
             Some(Ok(both)) => both,
-            _ => (ObjectHandle::Seen(one.directory.fd.as_fd()), ObjectHandle::Seen(other.directory.fd.as_fd())),
+            _ => [one, other].map(|name| NameHandle { name, directory: ObjectHandle::Seen(name.directory.fd.as_fd()) }),
         }
     }
 
-    /// Returns the directories of two names in the supervisor's mount namespace.
-    pub fn through_own<'p>(
-        one: &ResolvedName,
-        other: &ResolvedName,
-    ) -> Result<(ObjectHandle<'p>, ObjectHandle<'p>), Errno> {
-        Ok((ObjectHandle::Own(own_directory(&one.directory)?), ObjectHandle::Own(own_directory(&other.directory)?)))
+    /// Returns two names with their directories in the supervisor's mount namespace.
+    pub fn through_own<'p>(one: &'p ResolvedName, other: &'p ResolvedName) -> Result<[NameHandle<'p>; 2], Errno> {
+        Ok([own_name(one)?, own_name(other)?])
     }
 
-    /// Returns an object and the directory of its new name, both in one mount namespace. An object
-    /// without a name cannot be found by path, so the caller's descriptor is used.
+    /// Returns an object, and its new name with its directory, both in one mount namespace. An
+    /// object without a name cannot be found by path, so the caller's descriptor is used.
     pub fn through_link<'p>(
         &self,
         source: &'p ResolvedObject,
-        (new, path): (&'p ResolvedName, &[u8]),
-    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
+        new: &'p ResolvedName,
+    ) -> (ObjectHandle<'p>, NameHandle<'p>) {
         if let Some(copy) = self.copy_of(source) {
-            return (ObjectHandle::Own(copy), self.through_directory(new, path));
+            return (ObjectHandle::Own(copy), self.through_name(new));
         }
-        let unnamed = source.stat.st_nlink == 0;
-        if !unnamed
-            && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path))
-            && let (Ok(object), Ok(directory)) = (own_object(source), own_directory(&new.directory))
+        if source.stat.st_nlink != 0
+            && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(&new.path))
+            && let (Ok(object), Ok(new)) = (own_object(source, false), own_name(new))
         {
-            return (ObjectHandle::Own(object), ObjectHandle::Own(directory));
+            return (ObjectHandle::Own(object), new);
         }
-        (ObjectHandle::Seen(source.fd.as_fd()), self.through_directory(new, path))
+        (ObjectHandle::Seen(source.fd.as_fd()), self.through_name(new))
     }
 
     /// Returns an object to change. If it has no name, the caller's descriptor is the only way to it.
@@ -130,32 +130,8 @@ impl BrokerService {
         if object.stat.st_nlink == 0 || object.is_placeless() {
             return ObjectHandle::Seen(object.fd.as_fd());
         }
-        self.open_own_or_seen(&object.fd, &object.path, || self.own_object(object))
-    }
-
-    /// As [`own_directory`]. Beneath an overlay layer, each mount namespace has other inode
-    /// numbers; the approval is for the supervisor's.
-    fn own_directory(&self, directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
-        match own_directory(directory) {
-            Err(Errno::STALE) if self.powers.merged.has(&directory.path) => {
-                resolve::directory_without_links(&CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?)
-            }
-            other => other,
-        }
-    }
-
-    /// As [`own_object`], and as [`own_directory`](Self::own_directory) for a file in such a
-    /// directory.
-    fn own_object(&self, object: &ResolvedObject) -> Result<OwnedFd, Errno> {
-        let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
-        match own_object(object) {
-            Err(Errno::STALE) if self.powers.merged.has(&object.path[..end]) => {
-                let parent = CString::new(&object.path[..end]).map_err(|_| Errno::INVAL)?;
-                let name = CString::new(&object.path[end + 1..]).map_err(|_| Errno::INVAL)?;
-                resolve::open_component(resolve::directory_without_links(&parent)?.as_fd(), &name)
-            }
-            other => other,
-        }
+        let is_merged = || self.powers.is_merged(parent_path(&object.path));
+        self.open_own_or_seen(&object.fd, &object.path, || own_object(object, is_merged()))
     }
 
     /// Returns the supervisor's object if it can be opened. Else returns the caller's, which is the
@@ -171,22 +147,31 @@ impl BrokerService {
     }
 }
 
-/// Opens a held directory in the supervisor's mount namespace.
-pub(super) fn own_directory(directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
-    let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
-    let own = resolve::directory_without_links(&text)?;
-    if is_same_object(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+/// Returns a name with its directory in the supervisor's mount namespace.
+pub(super) fn own_name(name: &ResolvedName) -> Result<NameHandle<'_>, Errno> {
+    Ok(NameHandle { name, directory: ObjectHandle::Own(own_directory(&name.directory, false)?) })
 }
 
-/// Opens a held object in the supervisor's mount namespace.
-pub(super) fn own_object(object: &ResolvedObject) -> Result<OwnedFd, Errno> {
+/// Opens a held directory in the supervisor's mount namespace. Beneath an overlay layer
+/// (`is_merged`), each mount namespace has other inode numbers; the approval is for the
+/// supervisor's.
+pub(super) fn own_directory(directory: &ResolvedDirectory, is_merged: bool) -> Result<OwnedFd, Errno> {
+    let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
+    let own = resolve::directory_without_links(&text)?;
+    let is_same = is_merged || is_same_object(&fstat(&directory.fd)?, &fstat(&own)?);
+    if is_same { Ok(own) } else { Err(Errno::STALE) }
+}
+
+/// Opens a held object in the supervisor's mount namespace; `is_merged` as for a directory.
+pub(super) fn own_object(object: &ResolvedObject, is_merged: bool) -> Result<OwnedFd, Errno> {
     let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
     let (parent, name) = (&object.path[..end.max(1)], &object.path[end + 1..]);
     let parent = CString::new(parent).map_err(|_| Errno::INVAL)?;
     let directory = resolve::directory_without_links(&parent)?;
     let name = if name.is_empty() { c".".to_owned() } else { CString::new(name).map_err(|_| Errno::INVAL)? };
     let own = resolve::open_component(directory.as_fd(), &name)?;
-    if is_same_object(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+    let is_same = is_merged || is_same_object(&object.stat, &fstat(&own)?);
+    if is_same { Ok(own) } else { Err(Errno::STALE) }
 }
 
 pub(super) fn is_same_object(one: &Stat, other: &Stat) -> bool {

@@ -11,6 +11,7 @@ use std::io::Read as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, lstat, openat2};
+use stockade_permissions::guards::view::join_name;
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
@@ -45,6 +46,8 @@ pub(super) struct ResolvedName {
     pub directory: ResolvedDirectory,
     /// A single component, without slashes.
     pub name: CString,
+    /// The path of the name.
+    pub path: Vec<u8>,
     /// True if a slash followed: only a directory is accepted.
     pub slash: bool,
     /// True if the name is `.`, `..` or `/`, which cannot be made or removed.
@@ -99,27 +102,12 @@ impl ResolvedObject {
 }
 
 impl ResolvedName {
-    /// Returns the path of the name.
-    pub fn path(&self) -> Vec<u8> {
-        let mut path = self.directory.path.clone();
-        if !path.ends_with(b"/") {
-            path.push(b'/');
-        }
-        path.extend_from_slice(self.name.as_bytes());
-        path
-    }
-
     /// Returns the current path of the name; `None` in a directory that was removed.
     pub fn path_now(&self) -> Result<Option<Vec<u8>>, Errno> {
-        let mut path = match resolve::path_of(self.directory.fd.as_fd()) {
-            Err(Errno::NOENT) => return Ok(None),
-            other => other?,
-        };
-        if !path.ends_with(b"/") {
-            path.push(b'/');
+        match resolve::path_of(self.directory.fd.as_fd()) {
+            Err(Errno::NOENT) => Ok(None),
+            path => Ok(Some(join_name(&path?, self.name.as_bytes()))),
         }
-        path.extend_from_slice(self.name.as_bytes());
-        Ok(Some(path))
     }
 
     /// Returns the name as it was written, for a call that distinguishes the slash.
@@ -156,7 +144,7 @@ impl<'a> PathResolver<'a> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
-        let start = if path.starts_with(b"/") { None } else { Some(self.open_start(start)?) };
+        let start = if path.starts_with(b"/") { None } else { Some(self.caller.open_start(start)?) };
         self.resolved_from(start, path)
     }
 
@@ -184,7 +172,7 @@ impl<'a> PathResolver<'a> {
             if resolved.special {
                 return ResolvedObject::from_fd(fd);
             }
-            return Ok(ResolvedObject { fd, path: resolved.path(), stat, resolved: Some(resolved) });
+            return Ok(ResolvedObject { fd, path: resolved.path.clone(), stat, resolved: Some(resolved) });
         }
     }
 
@@ -209,10 +197,6 @@ impl<'a> PathResolver<'a> {
         }
     }
 
-    fn open_start(&self, number: i32) -> Result<OwnedFd, Errno> {
-        if number == libc::AT_FDCWD { self.caller.open_cwd() } else { self.caller.open_object(number) }
-    }
-
     /// Resolves a path to a place; `start` is `None` for the root.
     fn resolved_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<ResolvedName, Errno> {
         let slash = path.ends_with(b"/");
@@ -223,10 +207,10 @@ impl<'a> PathResolver<'a> {
             None => (&b""[..], &path[..end]),
         };
         let (fd, on_proc) = self.open_directory(start, parent)?;
-        let path = directory_path(&fd)?;
-        let special = matches!(name, b"." | b"..");
+        let directory = ResolvedDirectory { path: directory_path(&fd)?, fd };
+        let (path, special) = (join_name(&directory.path, name), matches!(name, b"." | b".."));
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        Ok(ResolvedName { directory: ResolvedDirectory { fd, path }, name, slash, special, on_proc })
+        Ok(ResolvedName { directory, name, path, slash, special, on_proc })
     }
 
     /// Opens the directory at `path`. Uses the kernel's own resolution if it sees the same as the

@@ -2,24 +2,20 @@
 //! directories, changes nothing.
 
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
 use stockade_backend_api::ServedMounts;
 use stockade_backend_api::identity::files_named;
+use stockade_files::object::{list_entries, to_os_str};
 use stockade_model::mountinfo;
 use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
 
 use stockade_permissions::powers::is_at_or_beneath;
-
-/// Size of the buffer for directory entries.
-const LISTING_BUFFER_BYTES: usize = 4096;
 
 /// Most directories beside a cache's data that are shown with the host's content.
 const MAX_SHOWN_DIRECTORIES: usize = 32;
@@ -94,15 +90,15 @@ impl CacheContext<'_> {
         if real.is_some_and(|real| is_of_the_plan((self.plan, &self.files), cache, real)) {
             return None;
         }
-        if let Some(CacheDirectory { real, own: Some(own) }) = &found
+        if let Some(CacheDirectory { real, own: Some((fd, stat)) }) = &found
             && overlays
             && self.plan.level == IsolationLevel::Full
             && cache.sharing == CacheSharing::Merged
             && !self.hidden.has_data(cache, real)
             && !self.mounts.iter().any(|point| point != real && point.starts_with(real))
         {
-            let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, (real, own))? };
-            let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
+            let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, (real, fd))? };
+            let (identity, mode) = ((stat.st_dev, stat.st_ino), stat.st_mode & 0o777 | 0o700);
             let hidden = self.hidden.objects_below(real);
             return Some(CacheMode::Merged(MergedCache { directory: real.clone(), identity, mode, shown, hidden }));
         }
@@ -171,11 +167,11 @@ fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
 }
 
 /// Returns the directories beside the data, or `None` if there are too many.
-fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> Option<Vec<PathBuf>> {
-    let within = own.list_directories()?;
-    let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
-    let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
-    let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN_DIRECTORIES + 1).collect();
+fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnedFd)) -> Option<Vec<PathBuf>> {
+    let within = list_entries(own.as_fd()).ok()?.into_iter().filter(|(_, kind)| kind.is_dir());
+    let is_data = |name: &[u8]| cache.data.iter().any(|data| data.trim_end_matches('/').as_bytes() == name);
+    let others = within.filter(|(name, _)| !is_data(name)).map(|(name, _)| real.join(to_os_str(&name)));
+    let others: Vec<PathBuf> = others.take(MAX_SHOWN_DIRECTORIES + 1).collect();
     (others.len() <= MAX_SHOWN_DIRECTORIES).then_some(others)
 }
 
@@ -184,13 +180,7 @@ struct CacheDirectory {
     /// The path without links.
     real: PathBuf,
     /// The directory, if it belongs to this user and the path is no link.
-    own: Option<OwnDirectory>,
-}
-
-/// A directory that belongs to this user.
-struct OwnDirectory {
-    fd: OwnedFd,
-    stat: Stat,
+    own: Option<(OwnedFd, Stat)>,
 }
 
 impl CacheDirectory {
@@ -202,29 +192,8 @@ impl CacheDirectory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = || openat2(CWD, &real, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok();
         let fd = if is_link { None } else { open() };
-        let own = fd.map(|fd| OwnDirectory::from_fd(fd, user)).transpose()?.flatten();
-        Ok(Some(Self { real, own }))
-    }
-}
-
-impl OwnDirectory {
-    fn from_fd(fd: OwnedFd, user: u32) -> std::io::Result<Option<Self>> {
-        let stat = fstat(&fd)?;
-        Ok((stat.st_uid == user).then_some(Self { fd, stat }))
-    }
-
-    /// Returns the names of the directories in it.
-    fn list_directories(&self) -> Option<Vec<OsString>> {
-        let mut buffer = [MaybeUninit::uninit(); LISTING_BUFFER_BYTES];
-        let (mut listing, mut found) = (RawDir::new(&self.fd, &mut buffer), Vec::new());
-        while let Some(entry) = listing.next() {
-            let entry = entry.ok()?;
-            let name = entry.file_name().to_bytes();
-            if entry.file_type().is_dir() && !matches!(name, b"." | b"..") {
-                found.push(OsStr::from_bytes(name).to_owned());
-            }
-        }
-        Some(found)
+        let own = fd.map(|fd| fstat(&fd).map(|stat| (fd, stat))).transpose()?;
+        Ok(Some(Self { real, own: own.filter(|(_, stat)| stat.st_uid == user) }))
     }
 }
 

@@ -23,13 +23,12 @@ use stockade_sys::{Errno, net};
 
 use crate::locks::lock_ignoring_poison;
 pub(crate) use lost_datagrams::LostDatagrams;
-use networks::{HostNetwork, NamespaceNetwork};
+use networks::HostNetwork;
 pub use options::proxy_variables;
 pub(crate) use options::{launch_options, network_layer, resolver_settings};
 pub(crate) use published::PublishedPorts;
-pub(crate) use shared_network::CommonNetwork;
+pub(crate) use shared_network::{CommandEgress, CommonNetwork};
 use std::time::Instant;
-use stockade_launch::NetworkSockets;
 use stockade_sys::descriptor_limit;
 use stockade_sys::ready::readable_before;
 
@@ -54,13 +53,6 @@ pub(crate) struct RunEgressOptions {
     pub(crate) connector: Option<Arc<dyn TunnelConnector>>,
 }
 
-impl RunEgressOptions {
-    /// Returns the options for a tunnel through another proxy, which reports the traffic.
-    pub(crate) fn with_tunnel(self, connector: Arc<dyn TunnelConnector>) -> Self {
-        Self { connector: Some(connector), sink: Arc::new(|_| {}), ..self }
-    }
-}
-
 /// The egress of one run.
 pub(crate) struct RunEgress {
     names: Arc<HostNameTable>,
@@ -79,37 +71,19 @@ enum RunEgressState {
 }
 
 impl RunEgress {
-    /// Creates the egress for a network namespace of the run's own. Returns also the reporter of
-    /// lost datagrams.
-    pub(crate) fn of_namespace(ends: NetworkSockets, egress_options: RunEgressOptions) -> (Self, LostDatagrams) {
-        let has_ipv6 = ends.has_ipv6();
-        let namespace = NamespaceNetwork::new(ends.sockets, has_ipv6);
-        let run_egress = Self::new(Arc::new(namespace), Some(ends.names), egress_options);
-        let lost = LostDatagrams::new(ends.unreachable, Arc::clone(&run_egress.names));
-        (run_egress, lost)
-    }
-
     /// Creates the egress in the host's network: the proxy listens on the host's loopback.
     pub(crate) fn of_host(egress_options: RunEgressOptions) -> Self {
-        Self::new(Arc::new(HostNetwork), None, egress_options)
+        Self::new(Arc::default(), Arc::new(HostNetwork), None, egress_options)
     }
 
     fn new(
+        names: Arc<HostNameTable>,
         namespace: Arc<dyn EgressNamespace>,
         dns_udp_socket: Option<OwnedFd>,
         egress_options: RunEgressOptions,
     ) -> Self {
-        Self {
-            names: Arc::default(),
-            namespace,
-            dns_udp_socket,
-            state: Mutex::new(RunEgressState::Shut(Box::new(egress_options))),
-        }
-    }
-
-    /// The same, with a table of names that other commands share.
-    fn with_names(self, names: Arc<HostNameTable>) -> Self {
-        Self { names, ..self }
+        let state = Mutex::new(RunEgressState::Shut(Box::new(egress_options)));
+        Self { names, namespace, dns_udp_socket, state }
     }
 
     /// Returns whether a socket is of the run's own network namespace. Returns true if the run has
@@ -182,6 +156,8 @@ impl RunEgress {
         };
         descriptor_limit::raise_limit();
         let RunEgressOptions { rules, interception, policy, sink, resolver, published, connector } = egress_options;
+        // The other end of a tunnel reports the traffic.
+        let sink = if connector.is_some() { Arc::new(|_| {}) } else { sink };
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
         let setup = EgressProxySetup { rules, names, dns, interception, namespace, policy, sink, resolver, connector };
         let egress_proxy = EgressProxy::start(setup).map_err(std::io::Error::other)?;

@@ -25,12 +25,16 @@ const NO_PROXY_HOSTS: &str = "localhost,127.0.0.1,::1";
 
 /// Returns the launch options of a run of `plan` for the egress proxy.
 pub(crate) fn launch_options(plan: &AttemptPlan, interception: &PreparedInterception) -> LaunchOptions {
-    let mut options = LaunchOptions { environment: proxy_environment(plan), ..LaunchOptions::default() };
+    let mut options = LaunchOptions::default();
     match plan.level {
+        // No variable names the egress proxy: every connection reaches it. A program would time out a
+        // proxy's delay, but not a connect that waits for an approver, and some programs would ask the
+        // proxy for servers of the run.
         IsolationLevel::Full => options.files.extend(resolver_settings()),
         // DNS requests use TCP, which the broker sees. They contain the unchanged name, because the
         // proxy applies the host's search list.
         IsolationLevel::Restricted | IsolationLevel::None => {
+            options.environment = proxy_variables(plan, SocketAddr::from((PROXY_ADDRESS_V4, HTTP_PROXY_PORT)));
             for (name, value) in [("RES_OPTIONS", "use-vc ndots:1"), ("LOCALDOMAIN", "")] {
                 options.environment.insert(name.to_owned(), value.into());
             }
@@ -71,19 +75,6 @@ pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
         .collect();
     let detail = format!("granted hosts are reachable {route}; {restrictions}{}", published.concat());
     LayerReport { state: LayerState::Enforced, detail }
-}
-
-/// Returns variables that name the egress proxy, unless the plan sets a proxy itself. In a network
-/// namespace of the run there are none: every connection reaches the egress proxy. A program would
-/// time out a proxy's delay, but not a connect that waits for an approver, and some programs would
-/// ask the proxy for servers of the run.
-fn proxy_environment(plan: &AttemptPlan) -> BTreeMap<String, RawText> {
-    match plan.level {
-        IsolationLevel::Full => BTreeMap::new(),
-        IsolationLevel::Restricted | IsolationLevel::None => {
-            proxy_variables(plan, SocketAddr::from((PROXY_ADDRESS_V4, HTTP_PROXY_PORT)))
-        }
-    }
 }
 
 /// Returns the variables that name an HTTP proxy which is the only way out, unless the plan sets a

@@ -35,11 +35,6 @@ impl PublishedPorts {
         ports.map(listen).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns whether no port is published.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn publish_ports(self, egress_proxy: &EgressProxy) {
         for (listener, port) in self.0 {
             egress_proxy.publish_port(listener, port);

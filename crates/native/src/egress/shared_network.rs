@@ -8,11 +8,15 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use stockade_backend_api::StartError;
 use stockade_egress::{EgressNamespace, HostNameTable};
 use stockade_launch::NetworkSockets;
 
 use super::networks::NamespaceNetwork;
 use super::{LostDatagrams, RunEgress, RunEgressOptions};
+
+/// The egress of a command, and the reporter of lost datagrams if its network has one.
+pub(crate) type CommandEgress = (Arc<RunEgress>, Option<LostDatagrams>);
 
 /// Shared network namespace of a sandbox.
 pub(crate) struct CommonNetwork {
@@ -34,17 +38,20 @@ impl CommonNetwork {
         }
     }
 
-    /// Returns an egress in this network, for one command.
-    pub(crate) fn open_egress(&self, egress_options: RunEgressOptions) -> std::io::Result<RunEgress> {
-        let dns_udp_socket = self.dns_udp_socket.try_clone()?;
-        Ok(RunEgress::new(Arc::clone(&self.namespace), Some(dns_udp_socket), egress_options)
-            .with_names(Arc::clone(&self.names)))
-    }
-
-    /// Returns a reporter of datagrams without a receiver. The kernel does not report the sender,
-    /// so any one of the running commands reports each datagram.
-    pub(crate) fn lost_datagrams(&self) -> std::io::Result<LostDatagrams> {
-        let raw_sockets = self.raw_sockets.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
-        Ok(LostDatagrams::new(raw_sockets, Arc::clone(&self.names)))
+    /// Returns an egress in this network for one command, and a reporter of datagrams without a
+    /// receiver. The kernel does not report the sender, so any one of the running commands reports
+    /// each datagram.
+    pub(crate) fn open_egress(&self, egress_options: RunEgressOptions) -> Result<CommandEgress, StartError> {
+        let duplicate = |socket: &OwnedFd| {
+            let what = |error| format!("cannot make a descriptor: {error}");
+            socket.try_clone().map_err(|error| StartError { what: what(error), hint: None })
+        };
+        let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
+        let lost = LostDatagrams::new(
+            self.raw_sockets.iter().map(duplicate).collect::<Result<_, _>>()?,
+            Arc::clone(&self.names),
+        );
+        let run_egress = RunEgress::new(names, namespace, Some(duplicate(&self.dns_udp_socket)?), egress_options);
+        Ok((Arc::new(run_egress), Some(lost)))
     }
 }

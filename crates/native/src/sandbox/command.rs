@@ -15,8 +15,8 @@ use crate::assembly::LaunchingAttempt;
 use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
 use crate::egress::{self, PublishedPorts};
-use crate::errors::{map_broker_error, map_launch_error, map_limit_error};
-use crate::run_monitor::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
+use crate::errors::{map_launch_error, map_limit_error, map_plain_error};
+use crate::run_monitor::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, StartingMonitor};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use stockade_launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
@@ -126,26 +126,22 @@ impl SandboxCommandBackend {
         let streams = OutputPipes::with_caller_streams(io, caller.streams)?;
         let interception = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
-        let publishes = !published.is_empty();
         let options = Self::launch_options(plan, &interception, io, caller.umask)?;
         let mut launching = self.sandbox.begin_command(plan, &options, streams.command_stdio())?;
         let (_, workspace) = self.sandbox.tree_paths(SandboxTree::Workspace);
         let guard =
             LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
-        let weak = events.downgrade();
         let event_sink = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
-        let broker =
-            Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&event_sink))
-                .map_err(map_broker_error)?;
-        let broker =
-            broker.with_bound_sockets(self.sandbox.bound.clone()).making_room(small_disk(&plan.profile.limits));
+        let powers = self.command_permissions(plan, &launching);
+        let mut broker =
+            Broker::begin(powers, plan.level, (None, None), broker_event_sink(&event_sink)).map_err(map_plain_error)?;
+        broker.bound = self.sandbox.bound.clone();
+        broker.small_disk = small_disk(&plan.profile.limits);
         let egress_options =
             build_proxy_options(plan, (interception, published, self.sandbox.resolver.clone()), &broker, &event_sink);
         let on_breach = on_breach(&event_sink);
         self.sandbox.register_command(&on_breach, launching.init_pid());
-        let monitor = RunMonitor::start_thread(streams.into_outputs(io), event_sink)?;
-
         let group = guard.group();
         let leaves = Some(LeftoverHandling::new(self.sandbox.background, group.clone(), on_breach));
         let attempt = LaunchingAttempt {
@@ -154,18 +150,15 @@ impl SandboxCommandBackend {
             broker,
             guard,
             group,
-            monitor,
-            events: weak,
+            monitor: StartingMonitor::start_thread()?,
+            outside: streams.into_outputs(io),
+            event_sink,
             hold,
             raises_limits: false,
             asks_reads: plan.profile.filesystem.trace,
-            publishes,
         };
         let network = &self.sandbox.network;
-        let egress = |_: &mut LaunchedSandbox| {
-            let run_egress = Arc::new(network.open_egress(egress_options).map_err(no_socket)?);
-            Ok((run_egress, Some(network.lost_datagrams().map_err(no_socket)?)))
-        };
+        let egress = |_: &mut LaunchedSandbox| network.open_egress(egress_options);
         let add_to_report = |enforced: &mut EnforcementReport, _: &_, _: &_| {
             for (name, layer) in &self.sandbox.enforced.layers {
                 enforced.layers.entry(name.clone()).or_insert_with(|| layer.clone());
@@ -174,10 +167,6 @@ impl SandboxCommandBackend {
         };
         attempt.finish(egress, add_to_report, MonitoredExtras { leaves, ..MonitoredExtras::default() })
     }
-}
-
-fn no_socket(error: std::io::Error) -> StartError {
-    StartError { what: format!("cannot make a descriptor: {error}"), hint: None }
 }
 
 fn on_breach(event_sink: &RunEventSink) -> BreachCallback {

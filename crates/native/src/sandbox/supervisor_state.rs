@@ -236,12 +236,11 @@ fn parents_of(commands: &Arc<Mutex<BreachListeners>>) -> ParentLister {
 }
 
 fn processes_layer(group: bool) -> LayerReport {
-    if group {
-        let detail = "a control group of its own, and one in it for each command";
-        return LayerReport { state: LayerState::Enforced, detail: detail.to_owned() };
-    }
-    let detail = "no control group: background processes of a command end only with the sandbox";
-    LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
+    let (state, detail) = match group {
+        true => (LayerState::Enforced, "a control group of its own, and one in it for each command"),
+        false => (LayerState::Partial, "no control group: background processes of a command end only with the sandbox"),
+    };
+    LayerReport { state, detail: detail.to_owned() }
 }
 
 /// Returns files that replace the host's and name its users: inside there is one user.

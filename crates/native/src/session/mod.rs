@@ -100,7 +100,7 @@ impl NativeSession {
         Self::start_with(None)
     }
 
-    /// Starts a session that keeps stages in this directory, see [`NativeBackend::with_stages_dir`].
+    /// Starts a session that keeps stages in this directory, see [`NativeOptions::stages`](crate::NativeOptions::stages).
     ///
     /// # Errors
     /// [`SessionError`] as for [`start`](Self::start).

@@ -12,7 +12,7 @@ use stockade_backend_api::Backend;
 use stockade_backend_api::remote::AttemptOrder;
 use stockade_sys::descriptors::place_stdio;
 
-use crate::backend::NativeBackend;
+use crate::backend::{NativeBackend, NativeOptions};
 use crate::remote::{self, SocketChannel, receive_order};
 use stockade_launch::PrewarmedInit;
 
@@ -39,10 +39,7 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     drop((stdin, stdout, stderr));
     let line = SocketChannel::from_stream(UnixStream::from(stream))?;
     umask(Mode::from_raw_mode(order.umask));
-    let mut backend =
-        NativeBackend::with_prewarmed_init(prewarmed_init.map(|prewarmed_init| prewarmed_init.with_umask(order.umask)));
-    if let Some(stages) = stages {
-        backend = backend.with_stages_dir(stages);
-    }
+    let prewarmed_init = prewarmed_init.map(|prewarmed_init| prewarmed_init.with_umask(order.umask));
+    let backend = NativeBackend::with_options(prewarmed_init, NativeOptions { stages, ..NativeOptions::default() });
     remote::serve_remote_attempt(line, |events| backend.prepare_attempt(&order.plan, &order.io, order.hold, events))
 }

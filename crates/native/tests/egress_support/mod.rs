@@ -13,7 +13,7 @@ use stockade_backend_api::{
 };
 use stockade_egress::{NameLookupError, NameResolver};
 use stockade_model::{AttemptPlan, ConnectionRecord, Denial, DeniedOperation, HostName, IsolationLevel};
-use stockade_native::NativeBackend;
+use stockade_native::{NativeBackend, NativeOptions};
 use tempfile::TempDir;
 
 use super::support::{TIMEOUT, plan, workspace};
@@ -158,7 +158,10 @@ impl Trip {
     pub fn run_watching(self, react: Option<React>, mut on_withdrawn: impl FnMut(HoldId)) -> Ran {
         let (sender, events) = channel();
         let tell = AttemptEventSender::new(move |event| drop(sender.send(event)));
-        let backend = NativeBackend::default().with_resolver(Arc::new(Table));
+        let backend = NativeBackend::with_options(
+            None,
+            NativeOptions { resolver: Some(Arc::new(Table)), ..NativeOptions::default() },
+        );
         let io = StdioMode::Capture { limit_bytes: 1 << 20 };
         let mut attempt = backend.prepare_attempt(&self.plan, &io, react.is_some(), tell).unwrap();
         attempt.release_command().unwrap();
