@@ -2,10 +2,10 @@
 //! copied to it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,17 +22,24 @@ use stockade_model::{
     RawText, SandboxId,
 };
 use stockade_native::{own_umask, served_ports};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::channel::{ContainerLiveness, LauncherChannel, LauncherExec, read_launcher_output};
+use crate::channel::{
+    AttachedLauncher, ContainerLiveness, LauncherChannel, LauncherExec, StreamPipes, attach_launcher,
+    read_launcher_output,
+};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
-use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
 use crate::host_egress::HostEgress;
 use crate::in_container::kernel;
-use crate::in_container::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
+use crate::in_container::{
+    ContainerFeatures, ERRORS_PATH, INPUT_PATH, LauncherMessage, LauncherOrder, OUTPUT_PATH, ProbeOrder,
+    ReachableObject, TerminalSize, network_namespace,
+};
 use crate::mount_check::ExpectedMounts;
+use crate::multiplexer::{MAX_MESSAGE_BYTES, encode_message};
 use crate::spec::LAUNCHER_PATH;
-use crate::stream_copy::{StreamEndCondition, end_signal_pipe};
+use crate::stream_copy::{StreamEndCondition, end_signal_pipe, read_from, write_to};
 use crate::{ContainerEngineKind, limits};
 
 /// Longest text of one byte of output in a message.
@@ -195,9 +202,8 @@ impl ContainerCommandBackend {
 
     fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
         let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
-        let order = serde_json::to_vec(&order).map_err(|error| unready_error(&error))?;
-        let probe_output =
-            read_launcher_output(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
+        let order = encode_message(&order).map_err(|error| unready_error(&error))?;
+        let probe_output = read_launcher_output(&self.client, self.launcher_exec("probe"), order);
         let probe_output = probe_output.map_err(|error| self.failed_start_error(&error))?;
         serde_json::from_slice(&probe_output.output).map_err(|error| {
             let what = format!("cannot decode the message of the launcher in the container: {error}");
@@ -210,17 +216,12 @@ impl ContainerCommandBackend {
         LauncherExec { container: self.container.clone(), user: self.user.clone(), command }
     }
 
-    fn start_launcher(&self, message_bytes: usize) -> Result<LauncherChannel, StartError> {
-        let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
+    fn start_launcher(&self) -> Result<AttachedLauncher, StartError> {
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let error = match LauncherChannel::start_launcher(
-                &self.client,
-                self.launcher_exec("serve"),
-                message_bytes,
-                fate.clone(),
-            ) {
-                Ok(line) => return Ok(line),
+            let exec = self.launcher_exec("serve");
+            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec)) {
+                Ok(attached) => return Ok(attached),
                 Err(error) => error,
             };
             let still_paused = matches!(&error, CallError::Refused(why) if why.contains("is paused"));
@@ -383,21 +384,23 @@ impl Backend for ContainerCommandBackend {
     ) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
         let umask = own_umask().map_err(|error| unready_error(&error))?;
-        let line = Arc::new(self.start_launcher(message_bytes(*io))?);
-        let outside = HostEgress::for_plan(
-            plan,
-            self.resolver.clone(),
-            &events,
-            (self.client.runtime_handle(), line.tunnel_sender()),
-        )?;
-        let outside = Arc::new(outside);
-        line.set_host_egress(Arc::clone(&outside));
+        let outside = Arc::new(HostEgress::for_plan(plan, self.resolver.clone(), &events)?);
         let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = AttemptOrder { plan: self.plan_inside(plan), io: *io, hold, umask };
-        // Before the streams, because it is the first message that a launcher reads.
         let (around, served) = (self.profile.limits.clone(), served_ports());
-        line.send_message(&LauncherOrder { order, size, around, served }).map_err(|error| unready_error(&error))?;
-        line.keep_alive(CallerStreamCopy::start_copy(*io, size, &line).map_err(|error| unready_error(&error))?);
+        let order = LauncherOrder { order, size, around, served };
+        let order = encode_message(&order).map_err(|error| unready_error(&error))?;
+        let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
+        let attached = (self.container.clone(), self.start_launcher()?, fate);
+        let streams = CallerStreams::start_copying(*io, &self.client.runtime_handle());
+        let CallerStreams { over, pipes, outputs } = streams.map_err(|error| unready_error(&error))?;
+        let (order, streams) = ((order, message_bytes(*io)), (pipes, Arc::clone(&outside)));
+        let line = Arc::new(LauncherChannel::serve_launcher(&self.client, attached, order, streams));
+        let sizes = match io {
+            StdioMode::Terminal => Some(watch_size(size, &line).map_err(|error| unready_error(&error))?),
+            StdioMode::Inherit | StdioMode::Capture { .. } => None,
+        };
+        line.keep_alive((over, sizes), outputs);
         let attempt_channel: Arc<LauncherChannel> = Arc::clone(&line);
         let remote = RemoteAttempt::await_sandbox(attempt_channel, events)
             .map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
@@ -460,50 +463,46 @@ impl Attempt for ContainerAttempt {
     }
 }
 
-/// The caller's streams, copied until this is dropped.
-struct CallerStreamCopy {
-    _over: OwnedFd,
-    _sizes: Option<Sender<()>>,
+/// The caller's streams, which are being copied.
+struct CallerStreams {
+    /// Its close ends the copying.
+    over: OwnedFd,
+    pipes: StreamPipes,
+    /// Disconnected when an output is copied.
+    outputs: Vec<Receiver<()>>,
 }
 
-impl CallerStreamCopy {
-    fn start_copy(io: StdioMode, size: Option<TerminalSize>, line: &LauncherChannel) -> io::Result<Self> {
+impl CallerStreams {
+    fn start_copying(io: StdioMode, runtime: &Handle) -> io::Result<Self> {
         let (waited, over) = end_signal_pipe()?;
-        let send = line.stream_sender();
-        let copy =
-            |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?);
-        let mut streams = line.lock_streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
-        // The end of the input is ignored: only the command's end counts.
-        let _ = streams.read_from(
-            StdioStream::Input,
-            copy(stdin)?,
-            (Arc::clone(&waited), StreamEndCondition::Said),
-            Arc::clone(&send),
-        )?;
         let outputs = match io {
             StdioMode::Capture { .. } => vec![],
-            StdioMode::Inherit => vec![(StdioStream::Output, stdout), (StdioStream::Errors, stderr)],
-            StdioMode::Terminal => vec![(StdioStream::Output, stdout)],
+            StdioMode::Inherit => vec![(OUTPUT_PATH, stdout), (ERRORS_PATH, stderr)],
+            StdioMode::Terminal => vec![(OUTPUT_PATH, stdout)],
         };
-        for (stream, fd) in outputs {
-            line.wait_for(streams.write_to(stream, copy(fd)?, Arc::clone(&waited), Arc::clone(&send))?);
+        if io == StdioMode::Terminal {
+            make_raw(stdin)?;
         }
-        drop(streams);
-        let sizes = match io {
-            StdioMode::Terminal => {
-                make_raw(stdin)?;
-                Some(watch_size(copy(stdin)?, size, send)?)
-            }
-            StdioMode::Inherit | StdioMode::Capture { .. } => None,
-        };
-        Ok(Self { _over: over, _sizes: sizes })
+        // The end of the input is ignored: only the command's end counts.
+        let input = read_from(duplicate(stdin)?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
+        let mut streams = Self { over, pipes: [(INPUT_PATH, input.pipe)].into(), outputs: Vec::new() };
+        for (path, fd) in outputs {
+            let output = write_to(duplicate(fd)?, Arc::clone(&waited), runtime)?;
+            streams.pipes.insert(path, output.pipe);
+            streams.outputs.push(output.ended);
+        }
+        Ok(streams)
     }
+}
+
+fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    Ok(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?)
 }
 
 /// Sets the terminal that the caller made for the command to raw mode, because the command's own
 /// terminal in the container does the line editing.
-fn make_raw(terminal: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+fn make_raw(terminal: BorrowedFd<'_>) -> io::Result<()> {
     let mut modes = tcgetattr(terminal)?;
     modes.make_raw();
     Ok(tcsetattr(terminal, OptionalActions::Now, &modes)?)
@@ -515,20 +514,17 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 }
 
 /// Reports each change of the terminal's size, until the returned sender is dropped.
-fn watch_size(
-    terminal: OwnedFd,
-    first: Option<TerminalSize>,
-    send: crate::stream_copy::FrameSender,
-) -> io::Result<Sender<()>> {
+fn watch_size(first: Option<TerminalSize>, line: &Arc<LauncherChannel>) -> io::Result<Sender<()>> {
+    let (terminal, line) = (duplicate(rustix::stdio::stdin())?, Arc::downgrade(line));
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {
         let mut last = first;
         while dropped.recv_timeout(SIZE_POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            let size = size_of(&terminal);
-            if let Some(size) = size.filter(|_| size != last) {
-                send(ChannelFrame::Resized(size));
-                last = Some(size);
-            }
+            let Some(size) = size_of(&terminal).filter(|size| Some(*size) != last) else { continue };
+            let Some(line) = line.upgrade() else { return };
+            // The channel is closed if this fails.
+            let _ = line.send_message(&LauncherMessage::Resized(size));
+            last = Some(size);
         }
     };
     thread::Builder::new().name("stockade-size".to_owned()).spawn(watch)?;

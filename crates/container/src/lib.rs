@@ -18,7 +18,6 @@ mod command;
 mod covers;
 mod egress_requests;
 mod filter;
-mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -29,6 +28,7 @@ mod launcher;
 mod limits;
 mod links;
 mod mount_check;
+mod multiplexer;
 mod persistent;
 mod sandbox;
 mod sessions;
