@@ -15,15 +15,14 @@ use bollard::container::LogOutput;
 use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
 use bytes::{Bytes, BytesMut};
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::{BoxFuture, pending, ready};
 use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{Request, Response};
-use serde::de::DeserializeOwned;
-use stockade_backend_api::remote::{self, AttemptMessage};
+use stockade_backend_api::remote::{self, AttemptChannel as _, AttemptMessage};
 use stockade_backend_api::{AttemptEnd, AttemptEvent, CommandEnd};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet, yield_now};
@@ -38,6 +37,7 @@ use crate::lock_mutex;
 use crate::multiplexer::{
     MessageReceiver, accept_streams, encode_message, finish_sending, receive_output, send_bytes, send_from, violation,
 };
+use crate::spec::{LAUNCHER_PATH, LAUNCHER_WORD};
 
 /// Most messages that wait to be sent. A launcher that does not read is disconnected then.
 const MESSAGES_QUEUED_MAX: usize = 4096;
@@ -46,7 +46,7 @@ const MESSAGES_MAX: usize = 16;
 /// Most bytes that are kept of the launcher's standard error.
 const MAX_COMPLAINT_BYTES: usize = 2048;
 /// Most bytes of its answer, if it gives one and ends.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Time-out for the caller's streams to accept the output of a killed command.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which output may still arrive after the container has ended: not every engine ends the
@@ -79,7 +79,7 @@ pub(crate) struct LauncherChannel {
 pub(crate) struct LauncherExec {
     pub(crate) container: String,
     pub(crate) user: String,
-    pub(crate) command: Vec<String>,
+    pub(crate) subcommand: &'static str,
 }
 
 /// State of a container.
@@ -110,7 +110,7 @@ pub(crate) async fn attach_launcher(docker: Docker, exec: LauncherExec) -> Resul
         attach_stderr: Some(true),
         tty: Some(false),
         user: Some(exec.user),
-        cmd: Some(exec.command),
+        cmd: Some([LAUNCHER_PATH, LAUNCHER_WORD, exec.subcommand].map(str::to_owned).to_vec()),
         ..CreateExecOptions::default()
     };
     let made = docker.create_exec(&exec.container, options).await?;
@@ -120,33 +120,27 @@ pub(crate) async fn attach_launcher(docker: Docker, exec: LauncherExec) -> Resul
     }
 }
 
-/// Output of a launcher that exited by itself.
-pub(crate) struct LauncherExitOutput {
-    pub(crate) output: Vec<u8>,
-    pub(crate) complaint: String,
-}
-
-/// Starts a launcher, sends this order to it, and reads its output to the end, within the time-out
-/// of a call.
+/// Starts a launcher, sends this order to it, and reads its output and its standard error to the
+/// end, within the time-out of a call.
 pub(crate) fn read_launcher_output(
     client: &ContainerClient,
     exec: LauncherExec,
     order: Bytes,
-) -> Result<LauncherExitOutput, CallError> {
+) -> Result<(Vec<u8>, String), CallError> {
     client.call(CALL_TIMEOUT, |docker| async move {
-        let AttachedLauncher { mut output, mut input, .. } = attach_launcher(docker, exec).await?;
+        let AttachedLauncher { output, mut input, .. } = attach_launcher(docker, exec).await?;
         input.write_all(&order).await?;
         input.flush().await?;
-        let (mut content, mut complaint) = (Vec::new(), Vec::new());
-        while let Some(piece) = output.next().await {
-            match piece? {
-                LogOutput::StdOut { message } => append_bounded(&mut content, &message, MAX_ANSWER_BYTES),
-                LogOutput::StdErr { message } => append_bounded(&mut complaint, &message, MAX_COMPLAINT_BYTES),
-                LogOutput::Console { .. } | LogOutput::StdIn { .. } => {}
-            }
-        }
-        Ok(LauncherExitOutput { output: content, complaint: String::from_utf8_lossy(&complaint).trim().to_owned() })
+        let (mut content, stderr) = (Vec::new(), Arc::default());
+        let output = read_output(output, Arc::clone(&stderr), pending());
+        output.take(MAX_ANSWER_BYTES).read_to_end(&mut content).await?;
+        Ok((content, stderr_text(&stderr)))
     })
+}
+
+/// Returns the kept part of a launcher's standard error.
+fn stderr_text(stderr: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&lock_mutex(stderr)).trim().to_owned()
 }
 
 /// Keeps a bounded part of a launcher's own text.
@@ -178,7 +172,7 @@ impl LauncherChannel {
         };
         let stderr = Arc::clone(&complaint);
         let task = client.spawn_task(async move {
-            let output = read_output(output, Arc::clone(&stderr), fate.has_ended);
+            let output = read_output(output, Arc::clone(&stderr), too_late(fate.has_ended));
             let served = async {
                 input.write_all(&order).await?;
                 input.flush().await?;
@@ -213,7 +207,7 @@ impl LauncherChannel {
 
     /// Returns the launcher's standard error.
     pub(crate) fn launcher_stderr(&self) -> String {
-        String::from_utf8_lossy(&lock_mutex(&self.complaint)).trim().to_owned()
+        stderr_text(&self.complaint)
     }
 
     /// Sends a message. A launcher that reads too slowly is disconnected, and its command ends.
@@ -221,20 +215,9 @@ impl LauncherChannel {
         let message = encode_message(message)?;
         let sent = lock_mutex(&self.sender).as_ref().ok_or(io::ErrorKind::BrokenPipe)?.try_send(message);
         sent.map_err(|_| {
-            self.disconnect();
+            self.hang_up();
             io::ErrorKind::BrokenPipe.into()
         })
-    }
-
-    fn disconnect(&self) {
-        lock_mutex(&self.sender).take();
-        self.task.abort();
-    }
-
-    /// Returns the next message.
-    fn next_message<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
-        let message = lock_mutex(&self.messages).blocking_recv();
-        Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
     /// Returns the end of a command whose launcher reported none.
@@ -271,11 +254,12 @@ impl remote::AttemptChannel for LauncherChannel {
         if *content == remote::EngineMessage::Kill {
             self.killed.store(true, Ordering::Release);
         }
-        self.send_message(&LauncherMessage::Engine(content.clone())).inspect_err(|_| self.disconnect())
+        self.send_message(&LauncherMessage::Engine(content.clone())).inspect_err(|_| self.hang_up())
     }
 
     fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {
-        let attempt_message = self.next_message::<AttemptMessage>();
+        let message = lock_mutex(&self.messages).blocking_recv();
+        let attempt_message = message.map(|message| serde_json::from_slice(&message)).transpose();
         match &attempt_message {
             Ok(Some(AttemptMessage::Event(event))) if matches!(**event, AttemptEvent::Ended(_)) => {
                 self.stands.store(false, Ordering::Release);
@@ -290,7 +274,7 @@ impl remote::AttemptChannel for LauncherChannel {
                 }
             }
         }
-        attempt_message
+        Ok(attempt_message?)
     }
 
     fn fall_silent(&self) {
@@ -298,7 +282,8 @@ impl remote::AttemptChannel for LauncherChannel {
     }
 
     fn hang_up(&self) {
-        self.disconnect();
+        self.fall_silent();
+        self.task.abort();
     }
 }
 
@@ -315,17 +300,17 @@ async fn too_late(mut has_ended: watch::Receiver<bool>) {
     if has_ended.wait_for(|has_ended| *has_ended).await.is_ok() {
         return tokio::time::sleep(LATE_OUTPUT_TIMEOUT).await;
     }
-    std::future::pending().await
+    pending().await
 }
 
-/// Returns a reader of the launcher's standard output, until the container has ended. Keeps a part
-/// of its standard error.
+/// Returns a reader of the launcher's standard output, until the future has ended. Keeps a part of
+/// its standard error.
 fn read_output(
     output: LauncherOutput,
     stderr: Arc<Mutex<Vec<u8>>>,
-    has_ended: watch::Receiver<bool>,
+    until: impl Future<Output = ()> + Send + 'static,
 ) -> impl AsyncRead + Unpin + Send {
-    let pieces = output.take_until(Box::pin(too_late(has_ended))).filter_map(move |piece| {
+    let pieces = output.take_until(until).filter_map(move |piece| {
         let content = match piece {
             Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => Some(Ok(message)),
             Ok(LogOutput::StdErr { message }) => {
@@ -414,11 +399,7 @@ impl LauncherStreams {
         }
         let pipe = self.pipes.remove(path).ok_or_else(|| violation("data for an unknown stream"))?;
         if sends {
-            return Ok(async move {
-                send_from(pipe, &mut sender).await?;
-                finish_sending(&mut sender)
-            }
-            .boxed());
+            return Ok(async move { send_from(pipe, &mut sender).await }.boxed());
         }
         Ok(receive_output(receiver, pipe).boxed())
     }
@@ -441,12 +422,11 @@ fn channel_error(error: h2::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    use tokio::io::{AsyncReadExt as _, duplex, join, sink};
+    use tokio::io::{duplex, join, sink};
     use tokio::time::timeout;
 
-    use crate::host_egress::tests::plan;
     use crate::in_container::{ERRORS_PATH, OUTPUT_PATH};
-    use crate::multiplexer::raw_frames::{data, last_data, open, preface};
+    use crate::shared_tests::{data, last_data, open, plan, preface};
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -464,7 +444,7 @@ mod tests {
         };
         let pieces = std::iter::once(&preface()).chain(frames).cloned().map(Bytes::from).collect::<Vec<_>>();
         let pieces = pieces.into_iter().map(|message| Ok(LogOutput::StdOut { message }));
-        let bytes = read_output(Box::pin(stream::iter(pieces)), Arc::default(), watch::channel(false).1);
+        let bytes = read_output(Box::pin(stream::iter(pieces)), Arc::default(), pending());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let served = timeout(PATIENCE, streams.serve_streams(join(bytes, sink()))).await.unwrap();

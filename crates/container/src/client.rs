@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bollard::errors::Error;
+use bollard::models::ContainerInspectResponse;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use stockade_backend_api::StartError;
 use tokio::runtime::{Builder, Handle};
@@ -57,6 +58,24 @@ impl CallError {
     }
 }
 
+/// Returns `None` for an object that the engine does not have.
+pub(crate) fn none_if_missing<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
+    match found {
+        Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Returns whether a container exists and runs.
+pub(crate) async fn container_runs(docker: &Docker, container: &str) -> Result<bool, Error> {
+    let found = none_if_missing(docker.inspect_container(container, None).await)?;
+    Ok(found.is_some_and(|found| is_running(&found)))
+}
+
+pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
+    found.state.as_ref().is_some_and(|state| state.running == Some(true))
+}
+
 /// Client of an engine, at its socket.
 #[derive(Clone)]
 pub(crate) struct ContainerClient {
@@ -98,6 +117,12 @@ impl ContainerClient {
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         self.runtime.wait_for_call(within, call(self.docker.clone()))
+    }
+
+    /// Returns the engine's description of a container.
+    pub(crate) fn inspect_container(&self, container: &str) -> Result<ContainerInspectResponse, CallError> {
+        let container = container.to_owned();
+        self.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await })
     }
 
     /// Starts a task on the thread for the calls.

@@ -7,19 +7,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{
-    Attempt, AttemptEventSender, Backend, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError,
-    StdioMode,
+    Attempt, AttemptEventSender, Backend, HeldAnswer, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError, StdioMode,
 };
 use stockade_egress::NameResolver;
 use stockade_model::{
-    AttemptPlan, Denial, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile,
-    RawText, SandboxId,
+    AttemptPlan, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile, RawText,
+    SandboxId,
 };
 use stockade_native::{own_umask, served_ports};
 use tokio::runtime::Handle;
@@ -38,15 +37,17 @@ use crate::in_container::{
 };
 use crate::mount_check::ExpectedMounts;
 use crate::multiplexer::{MAX_MESSAGE_BYTES, encode_message};
-use crate::spec::LAUNCHER_PATH;
+use crate::observed_attempt::ObservedAttempt;
 use crate::stream_copy::{StreamEndCondition, end_signal_pipe, read_from, write_to};
-use crate::{ContainerEngineKind, limits};
+use crate::{ContainerEngineKind, cannot, limits};
 
 /// Longest text of one byte of output in a message.
 const MAX_BYTE_TEXT_BYTES: usize = 6;
 /// Interval between two checks of the caller's terminal size: a process that does not own the
 /// terminal gets no signal.
 const SIZE_POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// What fails if a command's streams or its order cannot be passed on.
+const FORWARD_STREAMS: &str = "forward the streams of the command";
 /// First descriptor after the standard streams.
 const FIRST_FREE_DESCRIPTOR: i32 = 3;
 /// Time for which an engine may still report a running container as paused, because it learns of
@@ -62,6 +63,8 @@ pub(crate) struct ContainerCommandBackend {
     pub(crate) client: ContainerClient,
     pub(crate) sandbox: SandboxId,
     pub(crate) container: String,
+    /// The container's start, if the engine reports it.
+    pub(crate) started: Option<SystemTime>,
     pub(crate) user: String,
     pub(crate) enforced: EnforcementReport,
     /// Profile that the container was made for, with the limits of all commands together.
@@ -94,10 +97,7 @@ pub(crate) enum ContainerCondition {
 impl ContainerCommandBackend {
     /// Returns the current state of its container.
     pub(crate) fn query_condition(&self) -> ContainerCondition {
-        let container = self.container.clone();
-        let found =
-            self.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await });
-        let state = match found {
+        let state = match self.client.inspect_container(&self.container) {
             Ok(found) => found.state.unwrap_or_default(),
             Err(CallError::NotFound(_)) => return ContainerCondition::Gone,
             Err(_) => return ContainerCondition::Goes,
@@ -202,18 +202,16 @@ impl ContainerCommandBackend {
 
     fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
         let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
-        let order = encode_message(&order).map_err(|error| unready_error(&error))?;
+        let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
         let probe_output = read_launcher_output(&self.client, self.launcher_exec("probe"), order);
-        let probe_output = probe_output.map_err(|error| self.failed_start_error(&error))?;
-        serde_json::from_slice(&probe_output.output).map_err(|error| {
-            let what = format!("cannot decode the message of the launcher in the container: {error}");
-            with_complaint(StartError { what, hint: None }, &probe_output.complaint)
-        })
+        let (output, complaint) = probe_output.map_err(|error| self.failed_start_error(&error))?;
+        let features = serde_json::from_slice(&output);
+        let features = features.map_err(cannot("decode the message of the launcher in the container"));
+        features.map_err(|error| with_complaint(error, &complaint))
     }
 
-    fn launcher_exec(&self, part: &str) -> LauncherExec {
-        let command = [LAUNCHER_PATH, "inside", part].map(str::to_owned).to_vec();
-        LauncherExec { container: self.container.clone(), user: self.user.clone(), command }
+    fn launcher_exec(&self, subcommand: &'static str) -> LauncherExec {
+        LauncherExec { container: self.container.clone(), user: self.user.clone(), subcommand }
     }
 
     fn start_launcher(&self) -> Result<AttachedLauncher, StartError> {
@@ -383,21 +381,21 @@ impl Backend for ContainerCommandBackend {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
-        let umask = own_umask().map_err(|error| unready_error(&error))?;
+        let umask = own_umask().map_err(cannot(FORWARD_STREAMS))?;
         let outside = Arc::new(HostEgress::for_plan(plan, self.resolver.clone(), &events)?);
         let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = AttemptOrder { plan: self.plan_inside(plan), io: *io, hold, umask };
         let (around, served) = (self.profile.limits.clone(), served_ports());
         let order = LauncherOrder { order, size, around, served };
-        let order = encode_message(&order).map_err(|error| unready_error(&error))?;
+        let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
         let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
         let attached = (self.container.clone(), self.start_launcher()?, fate);
         let streams = CallerStreams::start_copying(*io, &self.client.runtime_handle());
-        let CallerStreams { over, pipes, outputs } = streams.map_err(|error| unready_error(&error))?;
+        let CallerStreams { over, pipes, outputs } = streams.map_err(cannot(FORWARD_STREAMS))?;
         let (order, streams) = ((order, message_bytes(*io)), (pipes, Arc::clone(&outside)));
         let line = Arc::new(LauncherChannel::serve_launcher(&self.client, attached, order, streams));
         let sizes = match io {
-            StdioMode::Terminal => Some(watch_size(size, &line).map_err(|error| unready_error(&error))?),
+            StdioMode::Terminal => Some(watch_size(size, &line).map_err(cannot(FORWARD_STREAMS))?),
             StdioMode::Inherit | StdioMode::Capture { .. } => None,
         };
         line.keep_alive((over, sizes), outputs);
@@ -411,12 +409,10 @@ impl Backend for ContainerCommandBackend {
         if remote.enforcement_report().level == IsolationLevel::None {
             enforced.layers.extend(of_own_kernel().map(|(name, layer)| (name.to_owned(), layer)));
         }
-        Ok(Box::new(ContainerAttempt { remote, outside, enforced }))
+        // Before the container learns of a grant and uses it.
+        let on_answer = Box::new(move |_, answer: &HeldAnswer| outside.apply_answer(answer));
+        Ok(Box::new(ObservedAttempt { attempt: Box::new(remote), enforced, on_answer }))
     }
-}
-
-fn unready_error(why: &dyn std::fmt::Display) -> StartError {
-    StartError { what: format!("cannot forward the streams of the command: {why}"), hint: None }
 }
 
 /// Adds the launcher's own message, which is more specific than its disappearance.
@@ -426,41 +422,6 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
     }
     let complaint: String = complaint.chars().filter(|c| !c.is_control()).collect();
     StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
-}
-
-/// Attempt in a container.
-struct ContainerAttempt {
-    remote: RemoteAttempt,
-    outside: Arc<HostEgress>,
-    enforced: EnforcementReport,
-}
-
-impl Attempt for ContainerAttempt {
-    fn enforcement_report(&self) -> &EnforcementReport {
-        &self.enforced
-    }
-
-    fn release_command(&mut self) -> Result<(), StartError> {
-        self.remote.release_command()
-    }
-
-    fn send_signal(&self, signal: i32) {
-        self.remote.send_signal(signal);
-    }
-
-    fn kill_processes(&self) {
-        self.remote.kill_processes();
-    }
-
-    fn stand_still(&self, limit: &Denial) -> bool {
-        self.remote.stand_still(limit)
-    }
-
-    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
-        // Before the container learns of the grant and uses it.
-        self.outside.apply_answer(&answer);
-        self.remote.answer_call(hold, answer);
-    }
 }
 
 /// The caller's streams, which are being copied.

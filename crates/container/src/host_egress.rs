@@ -47,7 +47,7 @@ pub(crate) struct HostEgress {
     egress_proxy: Mutex<HostEgressState>,
     /// One for each connection or request.
     permits: Semaphore,
-    reports: Mutex<BTreeSet<String>>,
+    reports: RefusalReports,
 }
 
 enum HostEgressState {
@@ -83,7 +83,7 @@ impl HostEgress {
             events: events.downgrade(),
             egress_proxy: Mutex::new(HostEgressState::Shut),
             permits: Semaphore::new(TUNNEL_STREAMS_MAX),
-            reports: Mutex::default(),
+            reports: RefusalReports::new(events.downgrade(), REPORTED_REFUSALS_MAX),
         })
     }
 
@@ -155,7 +155,7 @@ impl HostEgress {
 
     async fn connect_target(&self, target: NetworkTarget, caller: EgressCaller) -> Result<TcpStream, TunnelResponse> {
         let rule = self.reach.decide_target(&target).map_err(|refusal| {
-            self.tell_refused(&target, &caller, &refusal);
+            self.reports.report_refusal(&target.to_string(), &caller, &refusal);
             TunnelResponse::Refused { rule: refusal.rule }
         })?;
         let (tell, dial_result) = oneshot::channel();
@@ -216,20 +216,36 @@ impl HostEgress {
         };
         EgressProxy::start(setup).map_err(io::Error::other)
     }
+}
 
-    /// Reports a request that the container made without permission.
-    fn tell_refused(&self, target: &NetworkTarget, caller: &EgressCaller, refusal: &PermissionRefusal) {
-        let mut reports = lock_mutex(&self.reports);
-        let object = target.to_string();
-        if reports.len() >= REPORTED_REFUSALS_MAX || !reports.insert(object.clone()) {
-            return;
+/// Converts a decision by permissions.
+pub(crate) fn egress_decision(decided: Result<String, PermissionRefusal>) -> EgressDecision {
+    match decided {
+        Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
+        Err(PermissionRefusal { rule, grant }) => EgressDecision::Refused { rule, grant },
+    }
+}
+
+/// Reports each refused request of an attempt once.
+pub(crate) struct RefusalReports {
+    events: WeakEventSender,
+    max: usize,
+    reported: Mutex<BTreeSet<String>>,
+}
+
+impl RefusalReports {
+    /// At most so many different ones.
+    pub(crate) fn new(events: WeakEventSender, max: usize) -> Self {
+        Self { events, max, reported: Mutex::default() }
+    }
+
+    pub(crate) fn report_refusal(&self, object: &str, caller: &EgressCaller, refusal: &PermissionRefusal) {
+        let mut reported = lock_mutex(&self.reported);
+        if reported.len() < self.max && reported.insert(object.to_owned()) {
+            drop(reported);
+            let EgressCaller { pid, program } = caller.clone();
+            self.events.send_event(AttemptEvent::Denied(Denial { pid, program, ..refusal_denial(object, refusal) }));
         }
-        let denial = refusal_denial(&object, refusal);
-        self.events.send_event(AttemptEvent::Denied(Denial {
-            pid: caller.pid,
-            program: caller.program.clone(),
-            ..denial
-        }));
     }
 }
 
@@ -276,10 +292,7 @@ impl EgressPolicy for ApprovedTargetPolicy {
             EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),
             EgressRequest::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
         };
-        answer(match decided {
-            Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
-            Err(refusal) => EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant },
-        });
+        answer(egress_decision(decided));
     }
 
     fn is_agreed(&self, name: &HostName) -> bool {
@@ -288,9 +301,8 @@ impl EgressPolicy for ApprovedTargetPolicy {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use std::collections::BTreeMap;
     use std::io::{Read as _, Write as _};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
     use std::sync::mpsc::{Receiver, channel};
@@ -298,15 +310,13 @@ pub(crate) mod tests {
     use h2::SendStream;
     use h2::client::SendRequest;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use stockade_model::{
-        EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
-        SandboxId,
-    };
 
     use crate::egress_requests::{TUNNEL_PATH, send_request};
     use crate::multiplexer::{
         accept_streams, connect_streams, encode_message, finish_sending, open_stream, send_bytes,
     };
+
+    use crate::shared_tests::plan;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -330,32 +340,6 @@ pub(crate) mod tests {
         reports: Receiver<AttemptEvent>,
         _events: AttemptEventSender,
         runtime: tokio::runtime::Runtime,
-    }
-
-    pub(crate) fn plan(grants: &[String]) -> AttemptPlan {
-        let special = ["127.0.0.0/8".parse().unwrap()].into();
-        AttemptPlan {
-            request: RequestId::from_random([1; 16]),
-            attempt: 1,
-            argv: vec!["true".into()],
-            environment: BTreeMap::new(),
-            cwd: "/workspace".into(),
-            workspace: "/workspace".into(),
-            profile: Profile {
-                name: SandboxId::from_random([1; 16]).to_string(),
-                sandboxed: true,
-                filesystem: FilesystemAccess::default(),
-                exec: ExecRules::default(),
-                network: NetworkAccess::None,
-                egress: EgressRules { special, ..EgressRules::default() },
-                environment: EnvironmentRules::default(),
-                limits: Limits::default(),
-            },
-            grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
-            effects: Vec::new(),
-            level: IsolationLevel::Full,
-            backend: "docker".to_owned(),
-        }
     }
 
     fn host(grants: &[String]) -> Host {

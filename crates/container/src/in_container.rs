@@ -27,7 +27,7 @@ use bytes::{Bytes, BytesMut};
 use rustix::fs::{Access, Mode, access};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
 use stockade_backend_api::remote::{AttemptMessage, AttemptOrder, EngineMessage, serve_attempt};
-use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StdioMode};
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::SignalDescriptor;
@@ -41,7 +41,7 @@ pub(crate) use self::mounts::ContainerMounts;
 #[cfg(test)]
 pub(crate) use self::mounts::MountedObject;
 pub(crate) use self::network::namespace_number as network_namespace;
-use self::proxy::{CommandProxy, ProxiedAttempt};
+use self::proxy::CommandProxy;
 use self::terminal::{LauncherTerminal, TerminalInput};
 use self::tunnel::HostTunnel;
 use self::usage::LimitCounters;
@@ -169,7 +169,7 @@ fn run_command(order: LauncherOrder, host: HostConnection) -> io::Result<()> {
         let started = Arc::new(CommandProxy::start_proxy(&mut plan, hold, &events, &leads)?);
         proxy = Some(Arc::clone(&started));
         let attempt = EnclosedBackend.prepare_attempt(&plan, &io, hold, events);
-        attempt.map(|attempt| Box::new(ProxiedAttempt { attempt, proxy: started }) as Box<dyn Attempt>)
+        attempt.map(|attempt| started.observe_attempt(attempt))
     };
     // Not earlier. The command is a copy of this process until its program begins, and the launcher
     // must read its memory. Landlock keeps other commands out meanwhile. Without Landlock, no code

@@ -39,14 +39,16 @@ const SMALL_PIECES_BYTES: usize = 4 << 20;
 /// Bytes of a message's length, little endian.
 const LENGTH_BYTES: usize = 4;
 
+/// Channel of bytes in both directions.
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
+
 /// Begins the host's end over this channel.
 ///
 /// # Errors
 /// [`h2::Error`] if the other side does not speak the protocol.
-pub(crate) async fn accept_streams<T>(channel: T) -> Result<server::Connection<T, Bytes>, h2::Error>
-where
-    T: AsyncRead + AsyncWrite + Unpin,
-{
+pub(crate) async fn accept_streams<T: Transport>(channel: T) -> Result<server::Connection<T, Bytes>, h2::Error> {
     server::Builder::new()
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(ALL_WINDOWS_BYTES)
@@ -65,12 +67,9 @@ where
 ///
 /// # Errors
 /// [`h2::Error`] if the channel fails.
-pub(crate) async fn connect_streams<T>(
+pub(crate) async fn connect_streams<T: Transport>(
     channel: T,
-) -> Result<(client::SendRequest<Bytes>, client::Connection<T, Bytes>), h2::Error>
-where
-    T: AsyncRead + AsyncWrite + Unpin,
-{
+) -> Result<(client::SendRequest<Bytes>, client::Connection<T, Bytes>), h2::Error> {
     client::Builder::new()
         .enable_push(false)
         .initial_window_size(WINDOW_BYTES)
@@ -111,16 +110,6 @@ pub(crate) async fn send_bytes(stream: &mut SendStream<Bytes>, mut bytes: Bytes)
     Ok(())
 }
 
-/// Waits until all sent bytes of a stream have left for the channel, in front of what other streams
-/// send from now on.
-///
-/// # Errors
-/// [`io::Error`] if the receiver is gone.
-pub(crate) async fn wait_until_sent(stream: &mut SendStream<Bytes>) -> io::Result<()> {
-    // The credit is full only if nothing is queued.
-    wait_for_credit(stream, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES).await.map(drop)
-}
-
 /// Requests this many bytes of credit, and waits until there are at least so many.
 async fn wait_for_credit(stream: &mut SendStream<Bytes>, requested: usize, least: usize) -> io::Result<usize> {
     stream.reserve_capacity(requested);
@@ -139,7 +128,8 @@ pub(crate) fn finish_sending(stream: &mut SendStream<Bytes>) -> io::Result<()> {
     stream.send_data(Bytes::new(), true).map_err(io::Error::other)
 }
 
-/// Sends all bytes of a reader.
+/// Sends all bytes of a reader, and the end. They have left for the channel when this returns, in
+/// front of what other streams send from then on.
 ///
 /// # Errors
 /// [`io::Error`] if the reader fails, or the receiver is gone.
@@ -152,7 +142,9 @@ pub(crate) async fn send_from(mut from: impl AsyncRead + Unpin, stream: &mut Sen
             _ = poll_fn(|context| stream.poll_reset(context)) => return Err(io::ErrorKind::BrokenPipe.into()),
         };
         if length == 0 {
-            return Ok(());
+            // The credit is full only if nothing is queued.
+            wait_for_credit(stream, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES).await?;
+            return finish_sending(stream);
         }
         send_bytes(stream, buffer.split().freeze()).await?;
     }
@@ -286,41 +278,6 @@ pub(crate) fn split_message(buffer: &mut BytesMut, max_bytes: usize) -> io::Resu
 fn message_length(length: [u8; LENGTH_BYTES], max_bytes: usize) -> io::Result<usize> {
     let length = u32::from_le_bytes(length) as usize;
     if length > max_bytes { Err(violation("a message that is too long")) } else { Ok(length) }
-}
-
-/// Bytes of a side that need not keep to the protocol.
-#[cfg(test)]
-pub(crate) mod raw_frames {
-    const DATA: u8 = 0;
-    const HEADERS: u8 = 1;
-    const SETTINGS: u8 = 4;
-    const END_STREAM: u8 = 1;
-    const END_HEADERS: u8 = 4;
-
-    fn frame(kind: u8, flags: u8, id: u32, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(body.len()).unwrap().to_be_bytes();
-        [&length[1..], &[kind, flags], &id.to_be_bytes(), body].concat()
-    }
-
-    /// The beginning of a launcher's bytes (RFC 9113, section 3.4).
-    pub(crate) fn preface() -> Vec<u8> {
-        [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[])].concat()
-    }
-
-    /// Opens a stream (RFC 7541: indexed fields, and literals without indexing).
-    pub(crate) fn open(id: u32, path: &str) -> Vec<u8> {
-        let text = |index: u8, text: &str| [&[index, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-        let fields = [vec![0x83, 0x86], text(4, path), text(1, "host")].concat();
-        frame(HEADERS, END_HEADERS, id, &fields)
-    }
-
-    pub(crate) fn data(id: u32, bytes: &[u8]) -> Vec<u8> {
-        frame(DATA, 0, id, bytes)
-    }
-
-    pub(crate) fn last_data(id: u32, bytes: &[u8]) -> Vec<u8> {
-        frame(DATA, END_STREAM, id, bytes)
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::multiplexer::{finish_sending, receive_into, send_from, wait_until_sent};
+use crate::multiplexer::{receive_into, send_from};
 
 /// Carries a connection over a stream, until both directions have ended or one side resets.
 /// `speaking` is dropped when everything is sent.
@@ -24,9 +24,8 @@ pub(crate) async fn forward_connection(
     let (from, to) = connection.split();
     let up = async {
         send_from(from, &mut sender).await?;
-        wait_until_sent(&mut sender).await?;
         drop(speaking);
-        finish_sending(&mut sender)
+        Ok(())
     };
     let mut buffer = BytesMut::new();
     let down = receive_into(receiver, to, &mut buffer, Option::unwrap_or_default);
@@ -52,8 +51,8 @@ mod tests {
     use tokio::runtime::Runtime;
     use tokio::time::timeout;
 
-    use crate::multiplexer::raw_frames::{data, open, preface};
     use crate::multiplexer::{MAX_DATA_BYTES, WINDOW_BYTES, accept_streams, connect_streams, open_stream};
+    use crate::shared_tests::{data, open, preface};
 
     fn runtime() -> Runtime {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()

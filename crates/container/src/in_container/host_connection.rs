@@ -16,8 +16,8 @@ use tokio::runtime::{Builder, Handle};
 
 use super::launcher_messages::{INPUT_PATH, LauncherMessage, MESSAGES_PATH};
 use crate::multiplexer::{
-    MAX_MESSAGE_BYTES, MessageReceiver, connect_streams, encode_message, finish_sending, open_stream, read_message,
-    receive_into, send_bytes, send_from,
+    MAX_MESSAGE_BYTES, MessageReceiver, connect_streams, encode_message, open_stream, read_message, receive_into,
+    send_bytes, send_from,
 };
 
 /// Most events that wait to be sent; a further one blocks its sender.
@@ -100,8 +100,7 @@ impl HostConnection {
         self.runtime.spawn(async move {
             // The host is gone, or the reader of the output, if this fails.
             let (_response, mut stream) = open_stream(&requests, path, false).await?;
-            send_from(pipe, &mut stream).await?;
-            finish_sending(&mut stream)
+            send_from(pipe, &mut stream).await
         });
     }
 
