@@ -82,28 +82,23 @@ pub(crate) struct LauncherExec {
     pub(crate) subcommand: &'static str,
 }
 
-/// State of a container.
-#[derive(Clone)]
-pub(crate) struct ContainerLiveness {
-    /// True once it has ended.
-    pub(crate) has_ended: watch::Receiver<bool>,
-    /// True if a command in it always ends with its launcher.
-    pub(crate) has_isolation: bool,
-}
-
 type LauncherOutput = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
 type LauncherInput = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// A launcher that was started and has no order yet.
+/// A launcher that has its order.
 pub(crate) struct AttachedLauncher {
     /// The engine's identifier of its exec.
-    id: String,
+    pub(crate) id: String,
     output: LauncherOutput,
     input: LauncherInput,
 }
 
-/// Starts a launcher.
-pub(crate) async fn attach_launcher(docker: Docker, exec: LauncherExec) -> Result<AttachedLauncher, Error> {
+/// Starts a launcher, and sends this order to it.
+pub(crate) async fn attach_launcher(
+    docker: Docker,
+    exec: LauncherExec,
+    order: Bytes,
+) -> Result<AttachedLauncher, Error> {
     let options = CreateExecOptions {
         attach_stdin: Some(true),
         attach_stdout: Some(true),
@@ -114,10 +109,13 @@ pub(crate) async fn attach_launcher(docker: Docker, exec: LauncherExec) -> Resul
         ..CreateExecOptions::default()
     };
     let made = docker.create_exec(&exec.container, options).await?;
-    match docker.start_exec(&made.id, Some(StartExecOptions::default())).await? {
-        StartExecResults::Attached { output, input } => Ok(AttachedLauncher { id: made.id, output, input }),
-        StartExecResults::Detached => Err(io::Error::other("it was started without its streams").into()),
-    }
+    let started = docker.start_exec(&made.id, Some(StartExecOptions::default())).await?;
+    let StartExecResults::Attached { output, mut input } = started else {
+        return Err(io::Error::other("it was started without its streams").into());
+    };
+    input.write_all(&order).await?;
+    input.flush().await?;
+    Ok(AttachedLauncher { id: made.id, output, input })
 }
 
 /// Starts a launcher, sends this order to it, and reads its output and its standard error to the
@@ -128,9 +126,7 @@ pub(crate) fn read_launcher_output(
     order: Bytes,
 ) -> Result<(Vec<u8>, String), CallError> {
     client.call(CALL_TIMEOUT, |docker| async move {
-        let AttachedLauncher { output, mut input, .. } = attach_launcher(docker, exec).await?;
-        input.write_all(&order).await?;
-        input.flush().await?;
+        let AttachedLauncher { output, input: _input, .. } = attach_launcher(docker, exec, order).await?;
         let (mut content, stderr) = (Vec::new(), Arc::default());
         let output = read_output(output, Arc::clone(&stderr), pending());
         output.take(MAX_ANSWER_BYTES).read_to_end(&mut content).await?;
@@ -144,44 +140,33 @@ fn stderr_text(stderr: &Mutex<Vec<u8>>) -> String {
 }
 
 /// Keeps a bounded part of a launcher's own text.
-fn append_bounded(held_data: &mut Vec<u8>, text: &[u8], most: usize) {
-    let room = most.saturating_sub(held_data.len());
-    held_data.extend_from_slice(&text[..text.len().min(room)]);
+fn append_complaint(stderr: &Mutex<Vec<u8>>, text: &[u8]) {
+    let mut stderr = lock_mutex(stderr);
+    let room = MAX_COMPLAINT_BYTES.saturating_sub(stderr.len());
+    stderr.extend_from_slice(&text[..text.len().min(room)]);
 }
 
 impl LauncherChannel {
-    /// Sends the order to a launcher, and serves the streams that it opens. Its messages have at
+    /// Serves the streams that a launcher opens, until its container has ended. Its messages have at
     /// most so many bytes.
     pub(crate) fn serve_launcher(
-        client: &ContainerClient,
-        (container, attached, fate): (String, AttachedLauncher, ContainerLiveness),
-        (order, message_bytes): (Bytes, usize),
+        (launcher, attached): (CommandLauncher, AttachedLauncher),
+        has_ended: watch::Receiver<bool>,
+        message_bytes: usize,
         (pipes, outside): (StreamPipes, Arc<HostEgress>),
     ) -> Self {
-        let AttachedLauncher { id, output, mut input } = attached;
-        let launcher =
-            CommandLauncher { client: client.clone(), container, exec: id, has_isolation: fate.has_isolation };
         let (sender, queue) = channel(MESSAGES_QUEUED_MAX);
         let (messages_in, messages) = channel(MESSAGES_MAX);
         let complaint = Arc::<Mutex<Vec<u8>>>::default();
-        let streams = LauncherStreams {
-            messages: Some((queue, messages_in)),
-            message_bytes,
-            pipes,
-            outside: Arc::clone(&outside),
-        };
+        let messages_out = Some((queue, messages_in));
+        let streams = LauncherStreams { messages: messages_out, message_bytes, pipes, outside: Arc::clone(&outside) };
         let stderr = Arc::clone(&complaint);
-        let task = client.spawn_task(async move {
-            let output = read_output(output, Arc::clone(&stderr), too_late(fate.has_ended));
-            let served = async {
-                input.write_all(&order).await?;
-                input.flush().await?;
-                streams.serve_streams(tokio::io::join(output, input)).await
-            };
-            if let Err(error) = served.await
+        let output = read_output(attached.output, Arc::clone(&stderr), too_late(has_ended));
+        let task = launcher.client.runtime_handle().spawn(async move {
+            if let Err(error) = streams.serve_streams(tokio::io::join(output, attached.input)).await
                 && error.kind() == io::ErrorKind::InvalidData
             {
-                append_bounded(&mut lock_mutex(&stderr), error.to_string().as_bytes(), MAX_COMPLAINT_BYTES);
+                append_complaint(&stderr, error.to_string().as_bytes());
             }
         });
         Self {
@@ -189,7 +174,7 @@ impl LauncherChannel {
             outside,
             messages: Mutex::new(messages),
             complaint,
-            task,
+            task: task.abort_handle(),
             outputs: Mutex::default(),
             killed: AtomicBool::new(false),
             held_data: Mutex::default(),
@@ -231,7 +216,7 @@ impl LauncherChannel {
 
     fn end_streams(&self) {
         self.wait_for_streams();
-        drop(lock_mutex(&self.held_data).take());
+        lock_mutex(&self.held_data).take();
         self.outside.shut_down();
     }
 
@@ -314,7 +299,7 @@ fn read_output(
         let content = match piece {
             Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => Some(Ok(message)),
             Ok(LogOutput::StdErr { message }) => {
-                append_bounded(&mut lock_mutex(&stderr), &message, MAX_COMPLAINT_BYTES);
+                append_complaint(&stderr, &message);
                 None
             }
             Ok(LogOutput::StdIn { .. }) => None,

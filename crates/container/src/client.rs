@@ -77,19 +77,14 @@ pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
 }
 
 /// Client of an engine, at its socket.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct ContainerClient {
     docker: Docker,
     runtime: Arc<ClientRuntime>,
 }
 
-impl std::fmt::Debug for ContainerClient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").finish_non_exhaustive()
-    }
-}
-
 /// Thread for the calls, which ends with its last user.
+#[derive(Debug)]
 struct ClientRuntime {
     handle: Handle,
     _end: oneshot::Sender<()>,
@@ -125,12 +120,7 @@ impl ContainerClient {
         self.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await })
     }
 
-    /// Starts a task on the thread for the calls.
-    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
-        self.runtime.handle.spawn(task).abort_handle()
-    }
-
-    /// Returns the runtime for such tasks.
+    /// Returns the runtime of the thread for the calls.
     pub(crate) fn runtime_handle(&self) -> Handle {
         self.runtime.handle.clone()
     }

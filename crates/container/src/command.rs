@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::io::fcntl_dupfd_cloexec;
+use bytes::Bytes;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{
@@ -25,8 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::channel::{
-    AttachedLauncher, ContainerLiveness, LauncherChannel, LauncherExec, StreamPipes, attach_launcher,
-    read_launcher_output,
+    AttachedLauncher, LauncherChannel, LauncherExec, StreamPipes, attach_launcher, read_launcher_output,
 };
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
 use crate::host_egress::HostEgress;
@@ -35,6 +34,7 @@ use crate::in_container::{
     ContainerFeatures, ERRORS_PATH, INPUT_PATH, LauncherMessage, LauncherOrder, OUTPUT_PATH, ProbeOrder,
     ReachableObject, TerminalSize, network_namespace,
 };
+use crate::launcher::CommandLauncher;
 use crate::mount_check::ExpectedMounts;
 use crate::multiplexer::{MAX_MESSAGE_BYTES, encode_message};
 use crate::observed_attempt::ObservedAttempt;
@@ -48,8 +48,6 @@ const MAX_BYTE_TEXT_BYTES: usize = 6;
 const SIZE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// What fails if a command's streams or its order cannot be passed on.
 const FORWARD_STREAMS: &str = "forward the streams of the command";
-/// First descriptor after the standard streams.
-const FIRST_FREE_DESCRIPTOR: i32 = 3;
 /// Time for which an engine may still report a running container as paused, because it learns of
 /// changes late.
 const UNPAUSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -214,11 +212,11 @@ impl ContainerCommandBackend {
         LauncherExec { container: self.container.clone(), user: self.user.clone(), subcommand }
     }
 
-    fn start_launcher(&self) -> Result<AttachedLauncher, StartError> {
+    fn start_launcher(&self, order: &Bytes) -> Result<AttachedLauncher, StartError> {
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let exec = self.launcher_exec("serve");
-            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec)) {
+            let (exec, order) = (self.launcher_exec("serve"), order.clone());
+            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec, order)) {
                 Ok(attached) => return Ok(attached),
                 Err(error) => error,
             };
@@ -317,31 +315,28 @@ fn network_layer(inside: IsolationLevel) -> LayerReport {
     LayerReport { state, detail: detail.to_owned() }
 }
 
-/// Returns the layers that differ with a runtime that has its own kernel. It counts resources
-/// itself, may ignore the control groups of the host, answers system calls itself, and need not
-/// apply a filter of them.
-fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
-    let partial = |detail: &str| LayerReport { state: LayerState::Partial, detail: detail.to_owned() };
-    let filter = "passed to the container runtime, but its kernel does not apply it".to_owned();
-    [
-        (
-            "container-limits",
-            partial("requested from the engine; Stockade cannot check whether its runtime enforces them"),
-        ),
-        ("container-filter", LayerReport { state: LayerState::Absent, detail: filter }),
-        (
-            "container-files",
-            partial(
-                "read-only root filesystem; workspace, home and private temp are writable; hidden paths are covered \
-                 as they were at creation; pipes, sockets and /dev/fuse are the runtime's own, and invisible outside",
-            ),
-        ),
-        (
-            "launchers",
-            partial("not protected from the commands of the sandbox: effects on a launcher stay inside the container"),
-        ),
-    ]
-}
+/// The layers that differ with a runtime that has its own kernel. It counts resources itself, may
+/// ignore the control groups of the host, answers system calls itself, and need not apply a filter
+/// of them.
+const OWN_KERNEL_LAYERS: [(&str, LayerState, &str); 4] = [
+    (
+        "container-limits",
+        LayerState::Partial,
+        "requested from the engine; Stockade cannot check whether its runtime enforces them",
+    ),
+    ("container-filter", LayerState::Absent, "passed to the container runtime, but its kernel does not apply it"),
+    (
+        "container-files",
+        LayerState::Partial,
+        "read-only root filesystem; workspace, home and private temp are writable; hidden paths are covered as they \
+         were at creation; pipes, sockets and /dev/fuse are the runtime's own, and invisible outside",
+    ),
+    (
+        "launchers",
+        LayerState::Partial,
+        "not protected from the commands of the sandbox: effects on a launcher stay inside the container",
+    ),
+];
 
 /// A message may contain both outputs.
 fn message_bytes(io: StdioMode) -> usize {
@@ -388,12 +383,18 @@ impl Backend for ContainerCommandBackend {
         let (around, served) = (self.profile.limits.clone(), served_ports());
         let order = LauncherOrder { order, size, around, served };
         let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
-        let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
-        let attached = (self.container.clone(), self.start_launcher()?, fate);
+        let attached = self.start_launcher(&order)?;
         let streams = CallerStreams::start_copying(*io, &self.client.runtime_handle());
         let CallerStreams { over, pipes, outputs } = streams.map_err(cannot(FORWARD_STREAMS))?;
-        let (order, streams) = ((order, message_bytes(*io)), (pipes, Arc::clone(&outside)));
-        let line = Arc::new(LauncherChannel::serve_launcher(&self.client, attached, order, streams));
+        let launcher = CommandLauncher {
+            client: self.client.clone(),
+            container: self.container.clone(),
+            exec: attached.id.clone(),
+            has_isolation: self.has_isolation,
+        };
+        let (attached, streams) = ((launcher, attached), (pipes, Arc::clone(&outside)));
+        let line = LauncherChannel::serve_launcher(attached, self.has_ended.subscribe(), message_bytes(*io), streams);
+        let line = Arc::new(line);
         let sizes = match io {
             StdioMode::Terminal => Some(watch_size(size, &line).map_err(cannot(FORWARD_STREAMS))?),
             StdioMode::Inherit | StdioMode::Capture { .. } => None,
@@ -407,7 +408,10 @@ impl Backend for ContainerCommandBackend {
         enforced.layers.extend(remote.enforcement_report().layers.clone());
         enforced.layers.insert("network".to_owned(), network_layer(remote.enforcement_report().level));
         if remote.enforcement_report().level == IsolationLevel::None {
-            enforced.layers.extend(of_own_kernel().map(|(name, layer)| (name.to_owned(), layer)));
+            let layer = |(name, state, detail): (&str, LayerState, &str)| {
+                (name.to_owned(), LayerReport { state, detail: detail.to_owned() })
+            };
+            enforced.layers.extend(OWN_KERNEL_LAYERS.map(layer));
         }
         // Before the container learns of a grant and uses it.
         let on_answer = Box::new(move |_, answer: &HeldAnswer| outside.apply_answer(answer));
@@ -446,19 +450,15 @@ impl CallerStreams {
             make_raw(stdin)?;
         }
         // The end of the input is ignored: only the command's end counts.
-        let input = read_from(duplicate(stdin)?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
+        let input = read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
         let mut streams = Self { over, pipes: [(INPUT_PATH, input.pipe)].into(), outputs: Vec::new() };
         for (path, fd) in outputs {
-            let output = write_to(duplicate(fd)?, Arc::clone(&waited), runtime)?;
+            let output = write_to(fd.try_clone_to_owned()?, Arc::clone(&waited), runtime)?;
             streams.pipes.insert(path, output.pipe);
             streams.outputs.push(output.ended);
         }
         Ok(streams)
     }
-}
-
-fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    Ok(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?)
 }
 
 /// Sets the terminal that the caller made for the command to raw mode, because the command's own
@@ -476,7 +476,7 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 
 /// Reports each change of the terminal's size, until the returned sender is dropped.
 fn watch_size(first: Option<TerminalSize>, line: &Arc<LauncherChannel>) -> io::Result<Sender<()>> {
-    let (terminal, line) = (duplicate(rustix::stdio::stdin())?, Arc::downgrade(line));
+    let (terminal, line) = (rustix::stdio::stdin().try_clone_to_owned()?, Arc::downgrade(line));
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {
         let mut last = first;

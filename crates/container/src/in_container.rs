@@ -322,9 +322,7 @@ impl LauncherStdio {
     fn put_in_place(io: StdioMode, size: Option<TerminalSize>, is_linux: bool) -> io::Result<Self> {
         if io == StdioMode::Terminal {
             let (terminal, inside) = LauncherTerminal::open_terminal(size, is_linux)?;
-            rustix::stdio::dup2_stdin(&inside)?;
-            rustix::stdio::dup2_stdout(&inside)?;
-            rustix::stdio::dup2_stderr(&inside)?;
+            replace_stdio(&inside)?;
             let outputs = vec![(OUTPUT_PATH, terminal.duplicate_descriptor()?)];
             return Ok(Self { input: Some(terminal.duplicate_descriptor()?), outputs, terminal: Some(terminal) });
         }
@@ -364,9 +362,11 @@ impl LauncherStdio {
 
 /// Replaces this process's standard streams by `/dev/null`.
 fn detach_stdio() -> io::Result<()> {
-    let nothing = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdin(nothing.as_fd())?;
-    rustix::stdio::dup2_stdout(nothing.as_fd())?;
-    rustix::stdio::dup2_stderr(nothing.as_fd())?;
-    Ok(())
+    replace_stdio(&std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?)
+}
+
+fn replace_stdio(by: impl AsFd) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(by.as_fd())?;
+    rustix::stdio::dup2_stdout(by.as_fd())?;
+    Ok(rustix::stdio::dup2_stderr(by.as_fd())?)
 }

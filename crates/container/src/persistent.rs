@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -74,9 +74,7 @@ async fn watch_container(
 
 /// Sandbox in a container.
 pub(crate) struct ContainerSandbox {
-    id: SandboxId,
-    workspace: PathBuf,
-    home: PathBuf,
+    plan: SandboxPlan,
     backend: Arc<ContainerCommandBackend>,
     ended: Arc<AtomicBool>,
     watch: AbortHandle,
@@ -94,10 +92,8 @@ impl ContainerSandbox {
         let telling = (events, Arc::clone(&ended));
         let watch = watch_container(backend.client.api_client(), container, telling, backend.has_ended.clone());
         Self {
-            id: plan.id.clone(),
-            workspace: plan.workspace.clone(),
-            home: plan.home.clone(),
-            watch: backend.client.spawn_task(watch),
+            plan: plan.clone(),
+            watch: backend.client.runtime_handle().spawn(watch).abort_handle(),
             backend: Arc::new(backend),
             ended,
         }
@@ -105,9 +101,9 @@ impl ContainerSandbox {
 
     fn call_error(&self, what: &str, error: CallError) -> SandboxError {
         match self.backend.query_condition() {
-            ContainerCondition::Gone => SandboxError::Gone(self.id.clone()),
+            ContainerCondition::Gone => SandboxError::Gone(self.plan.id.clone()),
             ContainerCondition::Paused | ContainerCondition::Goes => {
-                error.to_start_error(&format!("{what} the sandbox {}", self.id)).into()
+                error.to_start_error(&format!("{what} the sandbox {}", self.plan.id)).into()
             }
         }
     }
@@ -126,7 +122,7 @@ impl ContainerSandbox {
 
 impl Sandbox for ContainerSandbox {
     fn id(&self) -> &SandboxId {
-        &self.id
+        &self.plan.id
     }
 
     fn enforcement_report(&self) -> &EnforcementReport {
@@ -161,7 +157,8 @@ impl Sandbox for ContainerSandbox {
             let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
             docker.stats(&container, Some(options)).next().await.transpose()
         })?;
-        let mut usage = stats.map(|stats| sandbox_usage(&stats)).ok_or_else(|| SandboxError::Gone(self.id.clone()))?;
+        let mut usage =
+            stats.map(|stats| sandbox_usage(&stats)).ok_or_else(|| SandboxError::Gone(self.plan.id.clone()))?;
         let since = self.backend.started.and_then(|started| SystemTime::now().duration_since(started).ok());
         usage.total.wall_ms = since.unwrap_or_default().as_millis() as u64;
         Ok(usage)
@@ -169,8 +166,8 @@ impl Sandbox for ContainerSandbox {
 
     fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
         let (inside, path) = match which {
-            SandboxTree::Workspace => (INSIDE_WORKSPACE, &self.workspace),
-            SandboxTree::Home => (INSIDE_HOME, &self.home),
+            SandboxTree::Workspace => (INSIDE_WORKSPACE, &self.plan.workspace),
+            SandboxTree::Home => (INSIDE_HOME, &self.plan.home),
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::open(path, flags, Mode::empty());

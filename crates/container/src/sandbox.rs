@@ -30,6 +30,7 @@ use crate::spec::{
     ContainerContext, ContainerUser, LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, container_name, create_request,
     owner_labels, text_of,
 };
+use crate::verification::HostFileSet;
 use crate::{
     ContainerEngineKind, ContainerSettings, accounts, cannot, covers, filter, images, limits, links, mount_check,
     sessions, socket, verification,
@@ -225,7 +226,7 @@ impl ContainerSandboxes {
         });
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
         // Before any process runs in it.
-        let brought = self.host_file_set(&own, facts);
+        let brought = HostFileSet { settings: &self.settings, placed: &own, image: facts };
         verification::verify_container(self.kind, plan, (user, brought), &made)?;
         let id = container_id(&made)?;
         let found = connected.client.call(CREATE_TIMEOUT, |docker| async move {
@@ -237,16 +238,6 @@ impl ContainerSandboxes {
         let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
         let reached = backend.look_inside(plan, &expected)?;
         Ok((backend, reached))
-    }
-
-    /// Returns the files of the host in each container, besides those of a plan.
-    fn host_file_set<'a>(
-        &'a self,
-        placed: &'a [BindMountPair],
-        image: &'a ImageProperties,
-    ) -> verification::HostFileSet<'a> {
-        let ContainerSettings { launcher, accounts, .. } = &self.settings;
-        verification::HostFileSet { launcher, accounts, placed, image }
     }
 
     /// Returns the mounts that replace the image's own files in each container: its user files, and
@@ -282,7 +273,7 @@ impl ContainerSandboxes {
         &self,
         connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
-        (user, brought): (ContainerUser, verification::HostFileSet<'_>),
+        (user, brought): (ContainerUser, HostFileSet<'_>),
         found: &ContainerInspectResponse,
     ) -> Result<ContainerCommandBackend, StartError> {
         let enforced = verification::verify_container(self.kind, plan, (user, brought), found)?;
@@ -369,7 +360,7 @@ impl SandboxProvider for ContainerSandboxes {
         let user = user_of(self.kind, &connected, &shared.workspace)?;
         let facts = images::image_properties(&connected.client, image)?;
         let placed = self.placed_files(user, &facts, &plan.id)?;
-        let brought = self.host_file_set(&placed, &facts);
+        let brought = HostFileSet { settings: &self.settings, placed: &placed, image: &facts };
         let mut backend = self.verified_backend(&connected, plan, (user, brought), &found)?;
         sessions::demand_own(&connected.client, user, &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));

@@ -7,7 +7,7 @@ use std::thread;
 
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
-use rustix::io::{fcntl_dupfd_cloexec, ioctl_fionbio};
+use rustix::io::ioctl_fionbio;
 use serde::de::DeserializeOwned;
 use stockade_backend_api::remote::AttemptMessage;
 use tokio::io::{DuplexStream, join};
@@ -22,16 +22,14 @@ use crate::multiplexer::{
 
 /// Most events that wait to be sent; a further one blocks its sender.
 const EVENTS_QUEUED_MAX: usize = 16;
-/// First descriptor after the standard streams.
-const FIRST_FREE_DESCRIPTOR: i32 = 3;
 
 /// Reads the order, which arrives on standard input in front of all streams.
 ///
 /// # Errors
 /// [`io::Error`] if the host is gone, or sends invalid data.
 pub(super) fn receive_order<T: DeserializeOwned>() -> io::Result<T> {
-    let input = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
-    Ok(serde_json::from_slice(&read_message(File::from(input), MAX_MESSAGE_BYTES)?)?)
+    let input = File::from(rustix::stdio::stdin().try_clone_to_owned()?);
+    Ok(serde_json::from_slice(&read_message(input, MAX_MESSAGE_BYTES)?)?)
 }
 
 /// Connection to the host, which a thread serves until the host is gone.
@@ -47,8 +45,8 @@ impl HostConnection {
     /// # Errors
     /// [`io::Error`] if they cannot be polled.
     pub(super) fn over_stdio() -> io::Result<Self> {
-        let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
-        let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), FIRST_FREE_DESCRIPTOR)?;
+        let from = rustix::stdio::stdin().try_clone_to_owned()?;
+        let to = rustix::stdio::stdout().try_clone_to_owned()?;
         ioctl_fionbio(&from, true)?;
         ioctl_fionbio(&to, true)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
