@@ -75,13 +75,6 @@ pub(crate) struct LauncherChannel {
     stands: AtomicBool,
 }
 
-/// Parameters to start a launcher.
-pub(crate) struct LauncherExec {
-    pub(crate) container: String,
-    pub(crate) user: String,
-    pub(crate) subcommand: &'static str,
-}
-
 type LauncherOutput = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
 type LauncherInput = Pin<Box<dyn AsyncWrite + Send>>;
 
@@ -93,22 +86,22 @@ pub(crate) struct AttachedLauncher {
     input: LauncherInput,
 }
 
-/// Starts a launcher, and sends this order to it.
+/// Starts a launcher with this subcommand as a user of a container, and sends this order to it.
 pub(crate) async fn attach_launcher(
     docker: Docker,
-    exec: LauncherExec,
-    order: Bytes,
+    (container, user): (String, String),
+    (subcommand, order): (&str, Bytes),
 ) -> Result<AttachedLauncher, Error> {
     let options = CreateExecOptions {
         attach_stdin: Some(true),
         attach_stdout: Some(true),
         attach_stderr: Some(true),
         tty: Some(false),
-        user: Some(exec.user),
-        cmd: Some([LAUNCHER_PATH, LAUNCHER_WORD, exec.subcommand].map(str::to_owned).to_vec()),
+        user: Some(user),
+        cmd: Some([LAUNCHER_PATH, LAUNCHER_WORD, subcommand].map(str::to_owned).to_vec()),
         ..CreateExecOptions::default()
     };
-    let made = docker.create_exec(&exec.container, options).await?;
+    let made = docker.create_exec(&container, options).await?;
     let started = docker.start_exec(&made.id, Some(StartExecOptions::default())).await?;
     let StartExecResults::Attached { output, mut input } = started else {
         return Err(io::Error::other("it was started without its streams").into());
@@ -122,11 +115,11 @@ pub(crate) async fn attach_launcher(
 /// end, within the time-out of a call.
 pub(crate) fn read_launcher_output(
     client: &ContainerClient,
-    exec: LauncherExec,
-    order: Bytes,
+    owner: (String, String),
+    start: (&'static str, Bytes),
 ) -> Result<(Vec<u8>, String), CallError> {
     client.call(CALL_TIMEOUT, |docker| async move {
-        let AttachedLauncher { output, input: _input, .. } = attach_launcher(docker, exec, order).await?;
+        let AttachedLauncher { output, input: _input, .. } = attach_launcher(docker, owner, start).await?;
         let (mut content, stderr) = (Vec::new(), Arc::default());
         let output = read_output(output, Arc::clone(&stderr), pending());
         output.take(MAX_ANSWER_BYTES).read_to_end(&mut content).await?;
@@ -154,7 +147,7 @@ impl LauncherChannel {
         has_ended: watch::Receiver<bool>,
         message_bytes: usize,
         (pipes, outside): (StreamPipes, Arc<HostEgress>),
-    ) -> Self {
+    ) -> Arc<Self> {
         let (sender, queue) = channel(MESSAGES_QUEUED_MAX);
         let (messages_in, messages) = channel(MESSAGES_MAX);
         let complaint = Arc::<Mutex<Vec<u8>>>::default();
@@ -169,7 +162,7 @@ impl LauncherChannel {
                 append_complaint(&stderr, error.to_string().as_bytes());
             }
         });
-        Self {
+        Arc::new(Self {
             sender: Mutex::new(Some(sender)),
             outside,
             messages: Mutex::new(messages),
@@ -180,7 +173,7 @@ impl LauncherChannel {
             held_data: Mutex::default(),
             launcher,
             stands: AtomicBool::new(false),
-        }
+        })
     }
 
     /// Keeps the caller's streams for as long as the command runs, because the processes at their
@@ -214,23 +207,19 @@ impl LauncherChannel {
         AttemptMessage::Event(Box::new(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Lost(why)))))
     }
 
-    fn end_streams(&self) {
-        self.wait_for_streams();
-        lock_mutex(&self.held_data).take();
-        self.outside.shut_down();
-    }
-
     /// Waits until the caller's streams have accepted all output of the command, or the command was
-    /// killed and they accept nothing.
-    fn wait_for_streams(&self) {
-        let ended = std::mem::take(&mut *lock_mutex(&self.outputs));
-        for stream in ended {
-            while stream.recv_timeout(OUTPUT_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+    /// killed and they accept nothing. Then ends its streams and its network access.
+    fn end_streams(&self) {
+        let outputs = std::mem::take(&mut *lock_mutex(&self.outputs));
+        'outputs: for output in outputs {
+            while output.recv_timeout(OUTPUT_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
                 if self.killed.load(Ordering::Acquire) {
-                    return;
+                    break 'outputs;
                 }
             }
         }
+        lock_mutex(&self.held_data).take();
+        self.outside.shut_down();
     }
 }
 
@@ -392,10 +381,9 @@ impl LauncherStreams {
 
 /// Passes on violations of the protocol: any other failure is the end of that stream alone.
 fn demand_no_violation(served: Result<io::Result<()>, JoinError>) -> io::Result<()> {
-    match served {
-        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(error),
-        Ok(_) | Err(_) => Ok(()),
-    }
+    served
+        .unwrap_or(Ok(()))
+        .or_else(|error| if error.kind() == io::ErrorKind::InvalidData { Err(error) } else { Ok(()) })
 }
 
 fn channel_error(error: h2::Error) -> io::Error {

@@ -50,10 +50,8 @@ impl CallError {
 
     /// Converts it to the error of an operation.
     pub(crate) fn to_start_error(&self, what: &str) -> StartError {
-        let hint = match self {
-            Self::Unreachable { .. } => Some("start it, or name its socket with DOCKER_HOST".to_owned()),
-            Self::NotFound(_) | Self::Refused(_) | Self::Late(_) => None,
-        };
+        let is_absent = matches!(self, Self::Unreachable { .. });
+        let hint = is_absent.then(|| "start it, or name its socket with DOCKER_HOST".to_owned());
         StartError { what: format!("cannot {what}: {self}"), hint }
     }
 }
@@ -99,10 +97,10 @@ impl ContainerClient {
         let _inside = runtime.handle.enter();
         let docker = Docker::connect_with_unix(path, CREATE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)
             .map_err(|error| unreachable(error.to_string()))?;
-        let agreed = runtime.wait_for_call(CALL_TIMEOUT, docker.negotiate_version());
-        let docker = agreed.map_err(|error| unreachable(error.to_string()))?;
         drop(_inside);
-        Ok(Self { docker, runtime })
+        let client = Self { docker, runtime };
+        let agreed = client.call(CALL_TIMEOUT, |docker| docker.negotiate_version());
+        Ok(Self { docker: agreed.map_err(|error| unreachable(error.to_string()))?, ..client })
     }
 
     /// Makes a call and waits for its answer.
@@ -111,7 +109,17 @@ impl ContainerClient {
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        self.runtime.wait_for_call(within, call(self.docker.clone()))
+        let (tell, answer) = sync_channel(1);
+        let called = call(self.docker.clone());
+        self.runtime.handle.spawn(async move {
+            let answered = tokio::time::timeout(within, called).await;
+            // The caller has stopped waiting if this fails.
+            let _ = tell.send(answered);
+        });
+        match answer.recv_timeout(within + THREAD_GRACE_TIMEOUT) {
+            Ok(Ok(answered)) => answered.map_err(CallError::from_api_error),
+            Ok(Err(_)) | Err(_) => Err(CallError::Late(within)),
+        }
     }
 
     /// Returns the engine's description of a container.
@@ -143,22 +151,5 @@ impl ClientRuntime {
         };
         thread::Builder::new().name("stockade-containers".to_owned()).spawn(serve)?;
         Ok(Self { handle, _end })
-    }
-
-    fn wait_for_call<T, F>(&self, within: Duration, call: F) -> Result<T, CallError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Error>> + Send + 'static,
-    {
-        let (tell, answer) = sync_channel(1);
-        self.handle.spawn(async move {
-            let answered = tokio::time::timeout(within, call).await;
-            // The caller has stopped waiting if this fails.
-            let _ = tell.send(answered);
-        });
-        match answer.recv_timeout(within + THREAD_GRACE_TIMEOUT) {
-            Ok(Ok(answered)) => answered.map_err(CallError::from_api_error),
-            Ok(Err(_)) | Err(_) => Err(CallError::Late(within)),
-        }
     }
 }

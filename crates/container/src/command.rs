@@ -24,9 +24,7 @@ use stockade_native::{own_umask, served_ports};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::channel::{
-    AttachedLauncher, LauncherChannel, LauncherExec, StreamPipes, attach_launcher, read_launcher_output,
-};
+use crate::channel::{AttachedLauncher, LauncherChannel, StreamPipes, attach_launcher, read_launcher_output};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
 use crate::host_egress::HostEgress;
 use crate::in_container::kernel;
@@ -201,22 +199,23 @@ impl ContainerCommandBackend {
     fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
         let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
         let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
-        let probe_output = read_launcher_output(&self.client, self.launcher_exec("probe"), order);
+        let probe_output = read_launcher_output(&self.client, self.launcher_owner(), ("probe", order));
         let (output, complaint) = probe_output.map_err(|error| self.failed_start_error(&error))?;
-        let features = serde_json::from_slice(&output);
-        let features = features.map_err(cannot("decode the message of the launcher in the container"));
-        features.map_err(|error| with_complaint(error, &complaint))
+        let decoded = serde_json::from_slice(&output);
+        let decoded = decoded.map_err(cannot("decode the message of the launcher in the container"));
+        decoded.map_err(|error| with_complaint(error, &complaint))
     }
 
-    fn launcher_exec(&self, subcommand: &'static str) -> LauncherExec {
-        LauncherExec { container: self.container.clone(), user: self.user.clone(), subcommand }
+    /// Returns the container, and the user of its commands.
+    fn launcher_owner(&self) -> (String, String) {
+        (self.container.clone(), self.user.clone())
     }
 
     fn start_launcher(&self, order: &Bytes) -> Result<AttachedLauncher, StartError> {
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let (exec, order) = (self.launcher_exec("serve"), order.clone());
-            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec, order)) {
+            let (owner, start) = (self.launcher_owner(), ("serve", order.clone()));
+            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, owner, start)) {
                 Ok(attached) => return Ok(attached),
                 Err(error) => error,
             };
@@ -394,14 +393,10 @@ impl Backend for ContainerCommandBackend {
         };
         let (attached, streams) = ((launcher, attached), (pipes, Arc::clone(&outside)));
         let line = LauncherChannel::serve_launcher(attached, self.has_ended.subscribe(), message_bytes(*io), streams);
-        let line = Arc::new(line);
-        let sizes = match io {
-            StdioMode::Terminal => Some(watch_size(size, &line).map_err(cannot(FORWARD_STREAMS))?),
-            StdioMode::Inherit | StdioMode::Capture { .. } => None,
-        };
+        let sizes = (*io == StdioMode::Terminal).then(|| watch_size(size, &line)).transpose();
+        let sizes = sizes.map_err(cannot(FORWARD_STREAMS))?;
         line.keep_alive((over, sizes), outputs);
-        let attempt_channel: Arc<LauncherChannel> = Arc::clone(&line);
-        let remote = RemoteAttempt::await_sandbox(attempt_channel, events)
+        let remote = RemoteAttempt::await_sandbox(Arc::<LauncherChannel>::clone(&line), events)
             .map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
@@ -450,12 +445,13 @@ impl CallerStreams {
             make_raw(stdin)?;
         }
         // The end of the input is ignored: only the command's end counts.
-        let input = read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
-        let mut streams = Self { over, pipes: [(INPUT_PATH, input.pipe)].into(), outputs: Vec::new() };
+        let (input, _) =
+            read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
+        let mut streams = Self { over, pipes: [(INPUT_PATH, input)].into(), outputs: Vec::new() };
         for (path, fd) in outputs {
-            let output = write_to(fd.try_clone_to_owned()?, Arc::clone(&waited), runtime)?;
-            streams.pipes.insert(path, output.pipe);
-            streams.outputs.push(output.ended);
+            let (pipe, ended) = write_to(fd.try_clone_to_owned()?, Arc::clone(&waited), runtime)?;
+            streams.pipes.insert(path, pipe);
+            streams.outputs.push(ended);
         }
         Ok(streams)
     }

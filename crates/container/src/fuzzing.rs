@@ -56,8 +56,7 @@ async fn receive_streams(bytes: &[u8]) -> usize {
 
 async fn receive_stream(stream: RecvStream) -> io::Result<usize> {
     let mut messages = MessageReceiver::new(stream, MAX_MESSAGE_BYTES);
-    let message = messages.next_message().await?.unwrap_or_default();
-    let mut received = message.to_vec();
+    let mut received = messages.next_message().await?.unwrap_or_default().to_vec();
     receive_output(messages.into_stream()?, &mut received).await?;
     Ok(received.len())
 }

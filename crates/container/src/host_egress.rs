@@ -97,20 +97,17 @@ impl HostEgress {
     /// Serves a stream from the container: one request, and the connection.
     ///
     /// # Errors
-    /// [`io::Error`] if the container violates the protocol.
+    /// [`io::Error`]: of kind `InvalidData` if the container violates the protocol, of another kind
+    /// if the stream fails.
     pub(crate) async fn serve_tunnel(
         self: Arc<Self>,
         receiver: RecvStream,
         respond: SendResponse<Bytes>,
     ) -> io::Result<()> {
-        let (request, mut receiver) = match receive_request(receiver).await {
-            Err(error) if error.kind() != io::ErrorKind::InvalidData => return Ok(()),
-            received => received?,
-        };
-        // What fails from here on is the end of this stream alone.
+        let (request, mut receiver) = receive_request(receiver).await?;
         let Ok(_permit) = self.permits.try_acquire() else {
             let answer = TunnelResponse::from_errno(Errno::MFILE, "too many connections at once");
-            return Ok(drop(send_answer(respond, &answer).await));
+            return send_answer(respond, &answer).await.map(drop);
         };
         let answered = tokio::select! {
             answered = self.answer_request(request) => answered,
@@ -122,13 +119,11 @@ impl HostEgress {
         };
         match answered {
             Ok(connection) => {
-                if let Ok(sender) = send_answer(respond, &TunnelResponse::Connected).await {
-                    let _ = forward_connection(connection, (sender, receiver), ()).await;
-                }
+                let sender = send_answer(respond, &TunnelResponse::Connected).await?;
+                forward_connection(connection, (sender, receiver), ()).await
             }
-            Err(answer) => drop(send_answer(respond, &answer).await),
+            Err(answer) => send_answer(respond, &answer).await.map(drop),
         }
-        Ok(())
     }
 
     /// Ends the network access after the command. Sends its remaining data, for a second at most,
@@ -218,6 +213,9 @@ impl HostEgress {
     }
 }
 
+/// Receives a decision.
+pub(crate) type DecisionCallback = Box<dyn FnOnce(EgressDecision) + Send>;
+
 /// Converts a decision by permissions.
 pub(crate) fn egress_decision(decided: Result<String, PermissionRefusal>) -> EgressDecision {
     match decided {
@@ -281,12 +279,7 @@ pub(crate) fn refusal_denial(object: &str, refusal: &PermissionRefusal) -> Denia
 struct ApprovedTargetPolicy(EgressReach);
 
 impl EgressPolicy for ApprovedTargetPolicy {
-    fn decide_request(
-        &self,
-        egress_request: EgressRequest,
-        _caller: &EgressCaller,
-        answer: Box<dyn FnOnce(EgressDecision) + Send>,
-    ) {
+    fn decide_request(&self, egress_request: EgressRequest, _caller: &EgressCaller, answer: DecisionCallback) {
         let decided = match &egress_request {
             EgressRequest::Target(target) => self.0.decide_target(target),
             EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),

@@ -46,7 +46,7 @@ use self::terminal::{LauncherTerminal, TerminalInput};
 use self::tunnel::HostTunnel;
 use self::usage::LimitCounters;
 use crate::lock_mutex;
-use crate::stream_copy::{CopiedStream, StreamEndCondition, end_signal_pipe, read_from, write_to};
+use crate::stream_copy::{StreamEndCondition, end_signal_pipe, read_from, write_to};
 
 /// Time-out for the host to read the last message and close the channel.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -145,7 +145,7 @@ fn run_command(order: LauncherOrder, host: HostConnection) -> io::Result<()> {
     let mut ends = LauncherStdio::put_in_place(io, size, has_isolation)?;
     let of_terminal = ends.terminal.as_ref().and_then(LauncherTerminal::layer_report);
     let (waited, over) = end_signal_pipe()?;
-    let over = EndSignal(Arc::new(Mutex::new(Some(over))));
+    let over: EndSignal = Arc::new(Mutex::new(Some(over)));
     let (host_events, hear, terminal) = open_messages(&host, ends.terminal.take(), over.clone())?;
     let (on_end, ended) = channel();
     let teller = host_events.clone();
@@ -184,7 +184,9 @@ fn run_command(order: LauncherOrder, host: HostConnection) -> io::Result<()> {
         Ok(attempt) => attempt,
         Err(error) => {
             host_events.send_event(&AttemptMessage::Prepared(Err(error)))?;
-            return wait_until_closed(&hear);
+            // Until the host has read it and sends no more itself.
+            while hear.recv_timeout(CLOSE_TIMEOUT).is_ok() {}
+            return Ok(());
         }
     };
     let outputs = ends.start_copying(&waited, &host, terminal)?;
@@ -223,12 +225,6 @@ fn open_messages(
     Ok((host_events, hear, control))
 }
 
-/// Waits until the host has read the last message and sends no more itself.
-fn wait_until_closed(hear: &Receiver<EngineMessage>) -> io::Result<()> {
-    while hear.recv_timeout(CLOSE_TIMEOUT).is_ok() {}
-    Ok(())
-}
-
 /// Reports the end of the command after all its output was sent.
 fn report_end(
     ended: &Receiver<AttemptEvent>,
@@ -237,7 +233,7 @@ fn report_end(
     (proxy, leads, counted, events): (Option<&CommandProxy>, &HostTunnel, &LimitCounters, &EventSender),
 ) {
     if let Ok(event) = ended.recv() {
-        over.signal_end();
+        lock_mutex(over).take();
         for output in outputs {
             // Nothing is ever sent: only the disconnection is awaited.
             let _ = output.recv();
@@ -256,15 +252,8 @@ fn report_end(
     }
 }
 
-/// Signals the end to all threads that copy a stream.
-#[derive(Clone)]
-struct EndSignal(Arc<Mutex<Option<OwnedFd>>>);
-
-impl EndSignal {
-    fn signal_end(&self) {
-        drop(lock_mutex(&self.0).take());
-    }
-}
+/// The end for all threads that copy a stream, signalled when it is taken.
+type EndSignal = Arc<Mutex<Option<OwnedFd>>>;
 
 /// Terminal of the command, if it has one, for its sizes, keys and end.
 struct TerminalControl {
@@ -287,7 +276,7 @@ impl TerminalControl {
                 self.send_signal(terminal.hang_up());
                 // This is the launcher's last copy, so the kernel signals the process at the
                 // other end.
-                self.over.signal_end();
+                lock_mutex(&self.over).take();
             }
             return Bytes::new();
         };
@@ -312,7 +301,7 @@ impl TerminalControl {
 
 /// The launcher's ends of the command's streams.
 struct LauncherStdio {
-    input: Option<OwnedFd>,
+    input: OwnedFd,
     outputs: Vec<(&'static str, OwnedFd)>,
     terminal: Option<LauncherTerminal>,
 }
@@ -324,7 +313,7 @@ impl LauncherStdio {
             let (terminal, inside) = LauncherTerminal::open_terminal(size, is_linux)?;
             replace_stdio(&inside)?;
             let outputs = vec![(OUTPUT_PATH, terminal.duplicate_descriptor()?)];
-            return Ok(Self { input: Some(terminal.duplicate_descriptor()?), outputs, terminal: Some(terminal) });
+            return Ok(Self { input: terminal.duplicate_descriptor()?, outputs, terminal: Some(terminal) });
         }
         let (inside, input) = io::pipe()?;
         rustix::stdio::dup2_stdin(&inside)?;
@@ -335,28 +324,24 @@ impl LauncherStdio {
             rustix::stdio::dup2_stderr(&err_inside)?;
             outputs = vec![(OUTPUT_PATH, out.into()), (ERRORS_PATH, err.into())];
         }
-        Ok(Self { input: Some(input.into()), outputs, terminal: None })
+        Ok(Self { input: input.into(), outputs, terminal: None })
     }
 
     /// Starts copying; the returned receivers are disconnected at the end of each output.
     fn start_copying(
-        &mut self,
+        self,
         over: &Arc<OwnedFd>,
         host: &HostConnection,
         terminal: Arc<TerminalControl>,
     ) -> io::Result<Vec<Receiver<()>>> {
-        if let Some(input) = self.input.take() {
-            let CopiedStream { pipe, .. } = write_to(input, Arc::clone(over), &host.runtime)?;
-            host.receive_input(pipe, move |piece| terminal.inspect_input(piece));
-        }
-        let outputs = std::mem::take(&mut self.outputs).into_iter();
-        outputs
-            .map(|(path, fd)| {
-                let copied = read_from(fd, Arc::clone(over), StreamEndCondition::Drained, &host.runtime)?;
-                host.send_output(path, copied.pipe);
-                Ok(copied.ended)
-            })
-            .collect()
+        let (pipe, _) = write_to(self.input, Arc::clone(over), &host.runtime)?;
+        host.receive_input(pipe, move |piece| terminal.inspect_input(piece));
+        let outputs = self.outputs.into_iter().map(|(path, fd)| {
+            let (pipe, ended) = read_from(fd, Arc::clone(over), StreamEndCondition::Drained, &host.runtime)?;
+            host.send_output(path, pipe);
+            Ok(ended)
+        });
+        outputs.collect()
     }
 }
 

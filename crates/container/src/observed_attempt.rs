@@ -3,11 +3,13 @@
 use stockade_backend_api::{Attempt, HeldAnswer, HoldId, StartError};
 use stockade_model::{Denial, EnforcementReport};
 
+/// Called with each answer before the attempt gets it.
+type AnswerObserver = Box<dyn Fn(HoldId, &HeldAnswer) + Send + Sync>;
+
 pub(crate) struct ObservedAttempt {
     pub(crate) attempt: Box<dyn Attempt>,
     pub(crate) enforced: EnforcementReport,
-    /// Called with each answer before the attempt gets it.
-    pub(crate) on_answer: Box<dyn Fn(HoldId, &HeldAnswer) + Send + Sync>,
+    pub(crate) on_answer: AnswerObserver,
 }
 
 impl Attempt for ObservedAttempt {

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::cannot;
-use crate::client::{CREATE_TIMEOUT, CallError, container_runs};
+use crate::client::{CREATE_TIMEOUT, container_runs};
 use crate::command::{ContainerCommandBackend, ContainerCondition};
 
 /// Delay before the next check for the end of a container, if the engine closed the connection.
@@ -99,15 +99,6 @@ impl ContainerSandbox {
         }
     }
 
-    fn call_error(&self, what: &str, error: CallError) -> SandboxError {
-        match self.backend.query_condition() {
-            ContainerCondition::Gone => SandboxError::Gone(self.plan.id.clone()),
-            ContainerCondition::Paused | ContainerCondition::Goes => {
-                error.to_start_error(&format!("{what} the sandbox {}", self.plan.id)).into()
-            }
-        }
-    }
-
     /// Makes a call about its container.
     fn call_engine<T, F>(&self, what: &str, call: impl FnOnce(Docker, String) -> F) -> Result<T, SandboxError>
     where
@@ -116,7 +107,12 @@ impl ContainerSandbox {
     {
         let container = self.backend.container.clone();
         let done = self.backend.client.call(CREATE_TIMEOUT, |docker| call(docker, container));
-        done.map_err(|error| self.call_error(what, error))
+        done.map_err(|error| match self.backend.query_condition() {
+            ContainerCondition::Gone => SandboxError::Gone(self.plan.id.clone()),
+            ContainerCondition::Paused | ContainerCondition::Goes => {
+                error.to_start_error(&format!("{what} the sandbox {}", self.plan.id)).into()
+            }
+        })
     }
 }
 

@@ -139,14 +139,10 @@ fn host_config(plan: &SandboxPlan, around: ContainerContext<'_>) -> HostConfig {
         ulimits: Some(resource_limits(limits.open_files, limits.file_size_bytes)),
         init: Some(false),
         auto_remove: Some(false),
-        log_config: Some(no_log()),
+        // The output of the launcher's processes is sent to their starter.
+        log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
         ..HostConfig::default()
     }
-}
-
-/// The output of the launcher's processes is sent to their starter.
-fn no_log() -> HostConfigLogConfig {
-    HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
 }
 
 /// Returns a path as engines accept it.

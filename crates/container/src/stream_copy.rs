@@ -30,13 +30,9 @@ pub(crate) enum StreamEndCondition {
     Drained,
 }
 
-/// Stream that a thread copies.
-pub(crate) struct CopiedStream {
-    /// The end of the pipe for the channel.
-    pub(crate) pipe: DuplexStream,
-    /// Disconnected when everything is copied.
-    pub(crate) ended: Receiver<()>,
-}
+/// The end for the channel of a stream that a thread copies, and a receiver that is disconnected when
+/// everything is copied.
+pub(crate) type CopiedStream = (DuplexStream, Receiver<()>);
 
 /// Returns a descriptor to wait on, and one whose close signals the end.
 pub(crate) fn end_signal_pipe() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
@@ -69,7 +65,7 @@ fn spawn_copy_thread(copy: impl FnOnce(&mut DuplexStream) + Send + 'static) -> i
         drop(on_end);
     };
     thread::Builder::new().name("stockade-stream".to_owned()).spawn(copy)?;
-    Ok(CopiedStream { pipe, ended })
+    Ok((pipe, ended))
 }
 
 /// Waits for the descriptor or the end. Returns which of them is ready.

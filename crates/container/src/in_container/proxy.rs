@@ -17,7 +17,7 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_permissions::reachable_targets::EgressReach;
 
 use super::tunnel::HostTunnel;
-use crate::host_egress::{DisconnectedNamespace, RefusalReports, egress_decision, refusal_denial};
+use crate::host_egress::{DecisionCallback, DisconnectedNamespace, RefusalReports, egress_decision, refusal_denial};
 use crate::lock_mutex;
 use crate::observed_attempt::ObservedAttempt;
 
@@ -84,8 +84,6 @@ impl CommandProxy {
         }
     }
 }
-
-type DecisionCallback = Box<dyn FnOnce(EgressDecision) + Send>;
 
 /// Decides on requests to the proxy, or lets them wait.
 struct ProxyPolicy {
