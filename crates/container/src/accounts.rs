@@ -27,7 +27,7 @@ pub(crate) fn create_account_files(
     user: ContainerUser,
     id: &SandboxId,
 ) -> Result<Vec<BindMountPair>, StartError> {
-    let place = directory.join(format!("{}-{}", user.user, user.group));
+    let account_directory = directory.join(format!("{}-{}", user.user, user.group));
     let texts = [
         ("passwd", passwd_text(user)),
         ("group", group_text(user)),
@@ -37,11 +37,11 @@ pub(crate) fn create_account_files(
         ("resolv.conf", format!("nameserver {PROXY_ADDRESS_V4}\n")),
     ];
     let written = || {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
-        texts.iter().try_for_each(|(name, text)| write_shared_file(&place, name, text, id))
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&account_directory)?;
+        texts.iter().try_for_each(|(name, text)| write_shared_file(&account_directory, name, text, id))
     };
-    written().map_err(cannot(format!("write the files of a container to {}", place.display())))?;
-    Ok(texts.iter().map(|(name, _)| (format!("/etc/{name}"), place.join(name))).collect())
+    written().map_err(cannot(format!("write the files of a container to {}", account_directory.display())))?;
+    Ok(texts.iter().map(|(name, _)| (format!("/etc/{name}"), account_directory.join(name))).collect())
 }
 
 /// Creates a file with this text in an existing directory, readable for all users; `id` is the

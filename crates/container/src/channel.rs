@@ -401,7 +401,7 @@ mod tests {
     use crate::in_container::{ERRORS_PATH, OUTPUT_PATH};
     use crate::shared_tests::{data, last_data, open, plan, preface};
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Serves these bytes of a launcher. Returns the error, and the received output.
     fn serve(frames: &[Vec<u8>]) -> (io::Result<()>, Vec<u8>) {
@@ -420,10 +420,10 @@ mod tests {
         let bytes = read_output(Box::pin(stream::iter(pieces)), Arc::default(), pending());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let served = timeout(PATIENCE, streams.serve_streams(join(bytes, sink()))).await.unwrap();
+            let served = timeout(TIMEOUT, streams.serve_streams(join(bytes, sink()))).await.unwrap();
             drop(queue);
             let mut written = Vec::new();
-            timeout(PATIENCE, read_end.read_to_end(&mut written)).await.unwrap().unwrap();
+            timeout(TIMEOUT, read_end.read_to_end(&mut written)).await.unwrap().unwrap();
             (served, written)
         })
     }

@@ -105,7 +105,7 @@ impl ContainerCommandBackend {
         }
     }
 
-    fn demand_possible(&self, plan: &AttemptPlan) -> Result<(), StartError> {
+    fn require_possible(&self, plan: &AttemptPlan) -> Result<(), StartError> {
         if let Some(grant) = plan.grants.iter().find(|grant| !self.supports_grant(grant, plan.level)) {
             return Err(StartError {
                 what: format!("`{grant}` cannot be given in this sandbox, because it was created without it"),
@@ -116,13 +116,13 @@ impl ContainerCommandBackend {
             let what = "a persistent sandbox does not support stages, because it has its own workspace".to_owned();
             return Err(StartError { what, hint: Some("run without --stage".to_owned()) });
         }
-        if self.has_isolation { Ok(()) } else { self.demand_no_less(plan) }
+        if self.has_isolation { Ok(()) } else { self.require_no_less(plan) }
     }
 
     /// Checks that the command's limits and hidden paths are not stricter than the container's.
     /// Without isolation of its own, the command cannot have stricter ones.
-    fn demand_no_less(&self, plan: &AttemptPlan) -> Result<(), StartError> {
-        limits::demand_no_lower(&self.profile.limits, &plan.profile.limits)?;
+    fn require_no_less(&self, plan: &AttemptPlan) -> Result<(), StartError> {
+        limits::require_no_lower(&self.profile.limits, &plan.profile.limits)?;
         let hidden = &self.profile.filesystem.hide;
         match plan.profile.filesystem.hide.iter().find(|path| !hidden.contains(path)) {
             Some(path) => Err(StartError {
@@ -160,12 +160,12 @@ impl ContainerCommandBackend {
         expected: &ExpectedMounts,
     ) -> Result<Vec<ReachableObject>, StartError> {
         let found = self.probe_container(&plan.profile.filesystem.hide, expected)?;
-        demand_no_network(&found)?;
+        require_no_network(&found)?;
         let is_host_kernel = found.boot.is_some() && found.boot == kernel::boot_id();
         expected.require_match(&found.mounts, is_host_kernel)?;
-        demand_level(plan, &found)?;
-        self.report_limits(plan, found.native_walls);
-        if found.native_walls {
+        require_level(plan, &found)?;
+        self.report_limits(plan, found.native_isolation);
+        if found.native_isolation {
             return Ok(Vec::new());
         }
         limits::require_limits_without_isolation(&plan.profile.limits)?;
@@ -255,7 +255,7 @@ impl ContainerCommandBackend {
 
 /// Checks that the egress proxy is the only network access. Servers on the host's loopback and its
 /// abstract sockets need no route, so the namespace is checked too.
-fn demand_no_network(found: &ContainerFeatures) -> Result<(), StartError> {
+fn require_no_network(found: &ContainerFeatures) -> Result<(), StartError> {
     let is_hosts = found.namespace.is_some() && found.namespace == network_namespace().ok();
     let has = match &found.network {
         _ if is_hosts => "the network of the host".to_owned(),
@@ -268,13 +268,13 @@ fn demand_no_network(found: &ContainerFeatures) -> Result<(), StartError> {
     })
 }
 
-fn demand_level(plan: &SandboxPlan, found: &ContainerFeatures) -> Result<(), StartError> {
-    if found.native_walls {
+fn require_level(plan: &SandboxPlan, found: &ContainerFeatures) -> Result<(), StartError> {
+    if found.native_isolation {
         let what = "the container runtime did not load its seccomp filter".to_owned();
         return if found.filtered { Ok(()) } else { Err(StartError { what, hint: None }) };
     }
     if plan.level == IsolationLevel::Restricted {
-        return demand_unprotected(plan);
+        return require_unprotected(plan);
     }
     Err(StartError {
         what: "the kernel of this container runtime has no Landlock: refused calls could be \
@@ -286,7 +286,7 @@ fn demand_level(plan: &SandboxPlan, found: &ContainerFeatures) -> Result<(), Sta
 
 /// Refuses protected names if nothing can keep commands from writing them, because the host trusts
 /// such files (L7).
-fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
+fn require_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
     let Some(name) = plan.profile.filesystem.protect.first() else { return Ok(()) };
     Err(StartError {
         what: format!(
@@ -374,7 +374,7 @@ impl Backend for ContainerCommandBackend {
         hold: bool,
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
-        self.demand_possible(plan)?;
+        self.require_possible(plan)?;
         let umask = own_umask().map_err(cannot(FORWARD_STREAMS))?;
         let outside = Arc::new(HostEgress::for_plan(plan, self.resolver.clone(), &events)?);
         let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
@@ -446,7 +446,7 @@ impl CallerStreams {
         }
         // The end of the input is ignored: only the command's end counts.
         let (input, _) =
-            read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Said, runtime)?;
+            read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Reported, runtime)?;
         let mut streams = Self { over, pipes: [(INPUT_PATH, input)].into(), outputs: Vec::new() };
         for (path, fd) in outputs {
             let (pipe, ended) = write_to(fd.try_clone_to_owned()?, Arc::clone(&waited), runtime)?;
@@ -497,8 +497,16 @@ mod tests {
         let demand = |namespace, network: Option<&str>| {
             let network = network.map(str::to_owned);
             let (mounts, reached) = (Default::default(), Vec::new());
-            let (native_walls, filtered, boot) = (true, true, None);
-            demand_no_network(&ContainerFeatures { native_walls, boot, filtered, namespace, network, mounts, reached })
+            let (native_isolation, filtered, boot) = (true, true, None);
+            require_no_network(&ContainerFeatures {
+                native_isolation,
+                boot,
+                filtered,
+                namespace,
+                network,
+                mounts,
+                reached,
+            })
         };
         let own = network_namespace().unwrap();
         demand(Some(own + 1), None).unwrap();

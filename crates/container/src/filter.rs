@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_from_a_file_is_written_once_and_nothing_else_stays() {
+    fn input_from_a_file_is_written_once_and_nothing_else_stays() {
         let directory = tempfile::tempdir().unwrap();
         let of = |byte| {
             security_option(ContainerEngineKind::Podman, directory.path(), &SandboxId::from_random([byte; 16])).unwrap()
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_commands_are_never_allowed_the_container_is_not_but_for_what_the_launcher_needs() {
+    fn a_container_is_refused_the_calls_of_commands_except_those_of_the_launcher() {
         let profile = seccomp_profile();
         let (allowed, refused) = (names(&profile, "SCMP_ACT_ALLOW"), names(&profile, "SCMP_ACT_ERRNO"));
         assert!(allowed.is_disjoint(&refused));

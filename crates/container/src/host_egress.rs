@@ -41,7 +41,7 @@ const REPORTED_REFUSALS_MAX: usize = 256;
 pub(crate) struct HostEgress {
     reach: EgressReach,
     rules: EgressRules,
-    edge: Arc<PreparedInterception>,
+    interception: Arc<PreparedInterception>,
     resolver: Arc<dyn NameResolver>,
     events: WeakEventSender,
     egress_proxy: Mutex<HostEgressState>,
@@ -69,16 +69,16 @@ impl HostEgress {
         events: &AttemptEventSender,
     ) -> Result<Self, StartError> {
         let rules = plan.profile.egress.clone();
-        let edge = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
-        let edge = edge.map_err(|error| StartError { what: error.to_string(), hint: None })?;
-        if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
+        let interception = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
+        let interception = interception.map_err(|error| StartError { what: error.to_string(), hint: None })?;
+        if interception.bundle_pem().is_some() || interception.secret_placeholders().next().is_some() {
             let what = "a persistent sandbox does not support request inspection or secrets".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         Ok(Self {
             reach: EgressReach::from_plan(plan),
             rules,
-            edge: Arc::new(edge),
+            interception: Arc::new(interception),
             resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
             events: events.downgrade(),
             egress_proxy: Mutex::new(HostEgressState::Shut),
@@ -197,7 +197,7 @@ impl HostEgress {
             rules: self.rules.clone(),
             names: Arc::default(),
             dns: None,
-            edge: Arc::clone(&self.edge),
+            interception: Arc::clone(&self.interception),
             namespace: Arc::new(DisconnectedNamespace),
             policy: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
             sink: Arc::new(move |event| {
@@ -311,7 +311,7 @@ mod tests {
 
     use crate::shared_tests::plan;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     struct Loopback;
 
@@ -360,7 +360,7 @@ mod tests {
     impl Host {
         fn open(&self, request: &TunnelRequest) -> (TunnelResponse, Stream) {
             let asked = send_request(&self.requests, request);
-            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.unwrap().unwrap() })
+            self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, asked).await.unwrap().unwrap() })
         }
 
         fn ask(&self, request: &TunnelRequest) -> TunnelResponse {
@@ -374,7 +374,7 @@ mod tests {
                 send_bytes(&mut stream, Bytes::copy_from_slice(bytes)).await.unwrap();
                 (response, stream)
             });
-            self.ends.recv_timeout(PATIENCE).unwrap()
+            self.ends.recv_timeout(TIMEOUT).unwrap()
         }
     }
 
@@ -409,7 +409,7 @@ mod tests {
         for target in [format!("evil.test:{port}"), format!("127.0.0.1:{port}"), "good.test:1".to_owned()] {
             let answer = host.ask(&connect(&target));
             assert!(matches!(answer, TunnelResponse::Refused { .. }), "{target}: {answer:?}");
-            let AttemptEvent::Denied(denial) = host.reports.recv_timeout(PATIENCE).unwrap() else { panic!("not told") };
+            let AttemptEvent::Denied(denial) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("not told") };
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
         assert!(client_texts.try_recv().is_err(), "somebody was reached");
@@ -421,11 +421,9 @@ mod tests {
             send_bytes(&mut sender, Bytes::from_static(b"and hello")).await.unwrap();
             finish_sending(&mut sender).unwrap();
         });
-        assert_eq!(client_texts.recv_timeout(PATIENCE).unwrap(), "and hello");
+        assert_eq!(client_texts.recv_timeout(TIMEOUT).unwrap(), "and hello");
         host.outside.shut_down();
-        let AttemptEvent::Connection(record) = host.reports.recv_timeout(PATIENCE).unwrap() else {
-            panic!("no record")
-        };
+        let AttemptEvent::Connection(record) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("no record") };
         assert_eq!(
             (record.target.to_string(), record.bytes_up, record.bytes_down),
             (format!("good.test:{port}"), 9, 5)
@@ -470,7 +468,7 @@ mod tests {
         assert!(matches!(too_many, TunnelResponse::Failed { errno, .. } if errno == Errno::MFILE.raw_os_error()));
         // A connection that ends makes room.
         drop(streams.pop());
-        let give_up = std::time::Instant::now() + PATIENCE;
+        let give_up = std::time::Instant::now() + TIMEOUT;
         while host.ask(&connect(&target)) != TunnelResponse::Connected {
             assert!(std::time::Instant::now() < give_up, "an ended connection makes no room");
         }

@@ -113,7 +113,7 @@ pub fn report_features() -> io::Result<()> {
     let order: ProbeOrder = receive_order()?;
     let reached = order.hidden.iter().filter_map(|path| find_reachable(path.as_path())).collect();
     let found = ContainerFeatures {
-        native_walls: has_native_isolation(),
+        native_isolation: has_native_isolation(),
         boot: kernel::boot_id(),
         filtered: is_filtered()?,
         // A runtime's own kernel may have no namespaces, and shares none then.

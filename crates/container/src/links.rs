@@ -27,7 +27,7 @@ const LINK_MODE: u32 = 1 << 27;
 ///
 /// # Errors
 /// [`StartError`] if there is one, or the engine does not answer.
-pub(crate) fn demand_none(
+pub(crate) fn require_none(
     client: &ContainerClient,
     image: &ImageDigest,
     (name, labels): (String, HashMap<String, String>),
@@ -35,18 +35,18 @@ pub(crate) fn demand_none(
 ) -> Result<(), StartError> {
     let network = HostConfig { network_mode: Some("none".to_owned()), ..HostConfig::default() };
     let body = ContainerCreateBody { host_config: Some(network), ..launcher_request(image, labels) };
-    let places = mount_points(placed);
+    let mounted_at = mount_points(placed);
     let found = client.call(CREATE_TIMEOUT, |docker| async move {
         let options = CreateContainerOptionsBuilder::new().name(&name).build();
         let made = docker.create_container(Some(options), body).await?;
-        let found = first_link(&docker, &made.id, places).await;
+        let found = first_link(&docker, &made.id, mounted_at).await;
         remove_container(&docker, &made.id).await?;
         found
     });
     match found.map_err(|error| error.to_start_error(&format!("look at the image {image}")))? {
         None => Ok(()),
-        Some(place) => Err(StartError {
-            what: format!("the image {image} has a link at {place}, where a sandbox has files of its own"),
+        Some(mount_path) => Err(StartError {
+            what: format!("the image {image} has a link at {mount_path}, where a sandbox has files of its own"),
             hint: Some("make an image with a file or directory there, or nothing".to_owned()),
         }),
     }
@@ -56,23 +56,24 @@ pub(crate) fn demand_none(
 fn mount_points(placed: &[BindMountPair]) -> BTreeSet<String> {
     let own = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER_PATH].into_iter().chain(TEMPORARY_DIRS);
     let all = own.chain(placed.iter().map(|(inside, _)| inside.as_str()));
-    let above =
-        |place: &str| Path::new(place).ancestors().filter_map(Path::to_str).map(str::to_owned).collect::<Vec<_>>();
-    all.flat_map(above).filter(|place| place != "/").collect()
+    let above = |mount_path: &str| {
+        Path::new(mount_path).ancestors().filter_map(Path::to_str).map(str::to_owned).collect::<Vec<_>>()
+    };
+    all.flat_map(above).filter(|mount_path| mount_path != "/").collect()
 }
 
 /// For other files, Docker reports no target, Podman the path itself.
-fn is_link(place: &str, found: &PathStatResponse) -> bool {
+fn is_link(mount_path: &str, found: &PathStatResponse) -> bool {
     let target = found.link_target.as_str();
-    found.file_mode & LINK_MODE != 0 || !(target.is_empty() || target == place)
+    found.file_mode & LINK_MODE != 0 || !(target.is_empty() || target == mount_path)
 }
 
-async fn first_link(docker: &Docker, container: &str, places: BTreeSet<String>) -> Result<Option<String>, Error> {
-    for place in places {
-        let options = ContainerArchiveInfoOptionsBuilder::new().path(&place).build();
+async fn first_link(docker: &Docker, container: &str, mounted_at: BTreeSet<String>) -> Result<Option<String>, Error> {
+    for mount_path in mounted_at {
+        let options = ContainerArchiveInfoOptionsBuilder::new().path(&mount_path).build();
         let found = none_if_missing(docker.get_container_archive_info(container, Some(options)).await)?;
-        if found.is_some_and(|found| is_link(&place, &found)) {
-            return Ok(Some(place));
+        if found.is_some_and(|found| is_link(&mount_path, &found)) {
+            return Ok(Some(mount_path));
         }
     }
     Ok(None)

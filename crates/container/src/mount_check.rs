@@ -77,10 +77,10 @@ impl ExpectedMounts {
                 return Err(unexpected_mount_error(&format!("nothing mounted at {}", point.display())));
             }
         }
-        if is_host_kernel { self.demand_objects(found) } else { Ok(()) }
+        if is_host_kernel { self.require_objects(found) } else { Ok(()) }
     }
 
-    fn demand_objects(&self, found: &ContainerMounts) -> Result<(), StartError> {
+    fn require_objects(&self, found: &ContainerMounts) -> Result<(), StartError> {
         for shared in &self.shared {
             let is_it = |path: &RawText| path.as_path() == Path::new(shared.inside);
             let there = found.objects.iter().find(|object| is_it(&object.path));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_has_to_be_the_very_object() {
+    fn a_mounted_object_must_be_the_specified_one() {
         let mut other = found(USUAL);
         other.objects[0].inode = 9;
         assert!(expected().require_match(&other, true).unwrap_err().what.contains("/workspace"));

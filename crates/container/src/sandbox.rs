@@ -119,7 +119,7 @@ impl ContainerSandboxes {
         SandboxError::Unsupported { backend: self.kind.name(), what, why: why.into() }
     }
 
-    fn demand_possible<'a>(&self, plan: &'a SandboxPlan) -> Result<&'a ImageDigest, SandboxError> {
+    fn require_possible<'a>(&self, plan: &'a SandboxPlan) -> Result<&'a ImageDigest, SandboxError> {
         if !plan.profile.sandboxed || plan.level == IsolationLevel::None {
             return Err(self.unsupported_error("a profile without a sandbox", "it would be the host itself"));
         }
@@ -141,7 +141,7 @@ impl ContainerSandboxes {
     }
 
     /// Checks the runtime. Podman's API accepts none, because its service was started with one.
-    fn demand_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    fn require_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
         let Some(requested_name) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
         let own = connected.info.runtime.as_deref();
         if own == Some(requested_name) || connected.info.runtimes.iter().any(|runtime| runtime == requested_name) {
@@ -169,10 +169,10 @@ impl ContainerSandboxes {
         image: &ImageDigest,
     ) -> Result<ContainerCommandBackend, StartError> {
         let facts = images::require_image(&connected.client, image, self.tell_pull.as_ref())?;
-        limits::demand_held(&plan.profile.limits)?;
+        limits::require_enforced(&plan.profile.limits)?;
         let own = (format!("{}-image", container_name(&plan.id)), owner_labels(&plan.id, &self.settings.owner));
         let user = user_of(self.kind, connected, &look_at("workspace", &plan.workspace)?)?;
-        links::demand_none(&connected.client, image, own, &self.placed_files(user, &facts, &plan.id)?)?;
+        links::require_none(&connected.client, image, own, &self.placed_files(user, &facts, &plan.id)?)?;
         let (backend, reached) = self.start_container(connected, plan, (image, &facts, &[]))?;
         if reached.is_empty() {
             return Ok(backend);
@@ -263,8 +263,8 @@ impl ContainerSandboxes {
             mount_check::record_host_file(&plan.home, INSIDE_HOME, &home),
             mount_check::record_host_file(&self.settings.launcher, LAUNCHER_PATH, &launcher),
         ];
-        demand_own("workspace", &plan.workspace, &workspace)?;
-        demand_own("home", &plan.home, &home)?;
+        require_own("workspace", &plan.workspace, &workspace)?;
+        require_own("home", &plan.home, &home)?;
         Ok(SharedHostFiles { workspace, objects })
     }
 
@@ -329,14 +329,14 @@ impl SandboxProvider for ContainerSandboxes {
     }
 
     fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
-        self.demand_possible(plan)?;
-        self.demand_runtime(&self.connect_engine()?, plan)
+        self.require_possible(plan)?;
+        self.require_runtime(&self.connect_engine()?, plan)
     }
 
     fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
-        let image = self.demand_possible(plan)?;
+        let image = self.require_possible(plan)?;
         let connected = self.connect_engine()?;
-        self.demand_runtime(&connected, plan)?;
+        self.require_runtime(&connected, plan)?;
         // An ended container, which is made again with its kept files.
         self.remove(&connected, &plan.id)?;
         let backend = self.make_whole(&connected, plan, image).inspect_err(|_| {
@@ -348,7 +348,7 @@ impl SandboxProvider for ContainerSandboxes {
     }
 
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
-        let image = self.demand_possible(plan)?;
+        let image = self.require_possible(plan)?;
         let connected = self.connect_engine()?;
         let requested_name = container_name(&plan.id);
         let found = match connected.client.inspect_container(&requested_name) {
@@ -362,7 +362,7 @@ impl SandboxProvider for ContainerSandboxes {
         let placed = self.placed_files(user, &facts, &plan.id)?;
         let brought = HostFileSet { settings: &self.settings, placed: &placed, image: &facts };
         let mut backend = self.verified_backend(&connected, plan, (user, brought), &found)?;
-        sessions::demand_own(&connected.client, user, &found)?;
+        sessions::require_own(&connected.client, user, &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
         backend.recheck_container(plan, &expected, is_paused)?;
@@ -402,7 +402,7 @@ fn user_of(
 
 /// Refuses another user's directory, because an engine that runs as root would grant its owner's
 /// permissions.
-fn demand_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), StartError> {
+fn require_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), StartError> {
     let caller = geteuid();
     if caller.is_root() || found.uid() == caller.as_raw() {
         return Ok(());

@@ -14,7 +14,7 @@ const SESSIONS_MAX: usize = 1_000;
 ///
 /// # Errors
 /// [`StartError`] if there is one, or the engine does not answer.
-pub(crate) fn demand_own(
+pub(crate) fn require_own(
     client: &ContainerClient,
     user: ContainerUser,
     found: &ContainerInspectResponse,

@@ -25,7 +25,7 @@ const PIPE_WRITE_BYTES: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEndCondition {
     /// As soon as the end is signalled.
-    Said,
+    Reported,
     /// When the end is signalled and no more data is available.
     Drained,
 }
@@ -84,7 +84,7 @@ fn read_stream(
     let mut buffer = vec![0; MAX_DATA_BYTES];
     loop {
         let (readable, over) = wait_for(from, PollFlags::IN, ending);
-        if over && (!readable || until == StreamEndCondition::Said) {
+        if over && (!readable || until == StreamEndCondition::Reported) {
             return;
         }
         match rustix::io::read(from, &mut buffer) {

@@ -51,9 +51,9 @@ pub(crate) fn verify_container(
         image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(),
         "a container of its image",
     )?;
-    demand_start(user, found.config.as_ref())?;
-    demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
-    demand_limits(&plan.profile.limits, host)?;
+    require_start(user, found.config.as_ref())?;
+    require_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
+    require_limits(&plan.profile.limits, host)?;
     require_property(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its seccomp filter")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
@@ -122,7 +122,7 @@ fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
 }
 
 /// Checks that it starts only the launcher, as the user: an engine runs health checks by itself.
-fn demand_start(user: ContainerUser, config: Option<&ContainerConfig>) -> Result<(), StartError> {
+fn require_start(user: ContainerUser, config: Option<&ContainerConfig>) -> Result<(), StartError> {
     let config = config.ok_or_else(|| missing_error("what the container starts"))?;
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
     require_property(
@@ -136,7 +136,7 @@ fn demand_start(user: ContainerUser, config: Option<&ContainerConfig>) -> Result
 
 /// Checks that only the workspace, the home directory, the launcher and read-only files of Stockade
 /// come from the host. Those files also replace the image's volumes.
-fn demand_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPoint]) -> Result<(), StartError> {
+fn require_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPoint]) -> Result<(), StartError> {
     let own = [
         (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
         (plan.home.as_path(), INSIDE_HOME, true),
@@ -174,17 +174,17 @@ pub(crate) fn read_only_places(found: &ContainerInspectResponse) -> BTreeSet<Pat
     mounts.filter_map(|mount| mount.destination.as_ref().map(PathBuf::from)).collect()
 }
 
-fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
+fn require_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
     let held = |requirement: Option<u64>, has: Option<i64>| {
         requirement.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w))
     };
-    demand_held(held(limits.memory_bytes, host.memory), "memory")?;
-    demand_held(held(limits::engine_process_limit(limits), host.pids_limit), "processes")
+    require_enforced(held(limits.memory_bytes, host.memory), "memory")?;
+    require_enforced(held(limits::engine_process_limit(limits), host.pids_limit), "processes")
 }
 
 /// Podman of an ordinary user makes a container without limits if control groups are of version 1,
 /// and reports this only in its own log.
-fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
+fn require_enforced(is_held: bool, limit: &str) -> Result<(), StartError> {
     if is_held {
         return Ok(());
     }
@@ -251,17 +251,17 @@ mod tests {
             let test = Some(words.iter().map(|word| (*word).to_owned()).collect());
             ContainerConfig { healthcheck: Some(HealthConfig { test, ..HealthConfig::default() }), ..config() }
         };
-        assert_eq!(demand_start(user, Some(&config())), Ok(()));
-        assert_eq!(demand_start(user, Some(&check(&["NONE"]))), Ok(()));
+        assert_eq!(require_start(user, Some(&config())), Ok(()));
+        assert_eq!(require_start(user, Some(&check(&["NONE"]))), Ok(()));
         for wrong in [
             check(&["CMD-SHELL", "touch x"]),
             ContainerConfig { user: Some("0:0".to_owned()), ..config() },
             ContainerConfig { entrypoint: Some(vec!["/bin/sh".to_owned()]), ..config() },
             ContainerConfig { cmd: None, ..config() },
         ] {
-            assert!(demand_start(user, Some(&wrong)).is_err(), "{wrong:?}");
+            assert!(require_start(user, Some(&wrong)).is_err(), "{wrong:?}");
         }
-        assert!(demand_start(user, None).is_err());
+        assert!(require_start(user, None).is_err());
         let host = HostConfig { group_add: Some(vec!["docker".to_owned()]), ..HostConfig::default() };
         assert!(!has_nothing_else(&host) && has_nothing_else(&HostConfig::default()));
     }
@@ -271,12 +271,12 @@ mod tests {
         let host = |memory, processes| HostConfig { memory, pids_limit: processes, ..HostConfig::default() };
         let requirement = Limits { memory_bytes: Some(100), processes: Some(10), ..Limits::default() };
         let with_all = host(Some(100), limits::engine_process_limit(&requirement).map(|processes| processes as i64));
-        assert_eq!(demand_limits(&requirement, &with_all), Ok(()));
-        assert_eq!(demand_limits(&Limits::default(), &host(None, None)), Ok(()));
+        assert_eq!(require_limits(&requirement, &with_all), Ok(()));
+        assert_eq!(require_limits(&Limits::default(), &host(None, None)), Ok(()));
         for (incomplete_host, name) in
             [(host(Some(0), with_all.pids_limit), "memory"), (host(Some(100), None), "processes")]
         {
-            let refused = demand_limits(&requirement, &incomplete_host).unwrap_err();
+            let refused = require_limits(&requirement, &incomplete_host).unwrap_err();
             assert!(refused.what.contains(name) && refused.hint.is_some(), "{refused:?}");
         }
     }

@@ -61,7 +61,7 @@ pub(crate) struct ProbeOrder {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ContainerFeatures {
     /// Isolation of level `restricted`, with exact denials and held calls.
-    pub(crate) native_walls: bool,
+    pub(crate) native_isolation: bool,
     /// The kernel's boot identifier, if it has one: the host's, or another.
     pub(crate) boot: Option<String>,
     /// True if the runtime loaded a filter of system calls.

@@ -52,7 +52,7 @@ impl CommandProxy {
             rules: EgressRules::default(),
             names: Arc::default(),
             dns: None,
-            edge: Arc::default(),
+            interception: Arc::default(),
             namespace: Arc::new(DisconnectedNamespace),
             policy,
             // The egress proxy at the other end of the tunnel reports the connections.
