@@ -53,8 +53,18 @@ def client_hello(name, version=b"\3\3"):
     return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
 
 
-def frame(kind, body=b""):
-    return kind + len(body).to_bytes(4, "little") + body
+def frame(kind, stream, body=b"", flags=0):
+    """Of HTTP/2 (RFC 9113)."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def opening(stream, path):
+    fields = b"\x83\x86" + bytes([4, len(path)]) + path + b"\1\4host"
+    return frame(1, stream, fields, flags=4)
+
+
+def message(body):
+    return len(body).to_bytes(4, "little") + body
 
 
 streams = {
@@ -67,8 +77,10 @@ streams = {
              b"HTTP/1.1 000 OK\r\nX: y\r\n\r\n",
              b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"],
     "socks": [b"\5\1\0\1\x7f\0\0\1\0\x50", b"\5\1\0\3\6a.test\1\xbb", b"\5\1\0\4" + bytes(15) + b"\1\0\x50"],
-    "frames": [frame(b"m", b'{"Event":1}') + frame(b"d", b"\1text") + frame(b"t", b"\1\5\0\0\0") + frame(b"o"),
-               frame(b"d", b"\2") + frame(b"c", b"\0") + frame(b"r", b"\x18\0\x50\0"), frame(b"m", bytes(4096))],
+    "frames": [opening(1, b"/messages") + frame(0, 1, message(b'{"Event":1}')) + frame(0, 1, message(b"{}"), flags=1),
+               opening(1, b"/output") + frame(0, 1, b"text") + frame(3, 1, bytes([0, 0, 0, 8])),
+               opening(1, b"/tunnel") + frame(8, 0, bytes([0, 0, 1, 0])) + frame(0, 1, message(bytes(4096)) + b"more"),
+               message(b"{}") + message(bytes(4096)), message(bytes(4097))],
     "mask": [b"secret\0secretary\0ecre\0\0a secret, a secretary, secsecret", b"aa\0aba\0\0" + b"aab" * 40],
     "path": [b"/v1/* /v1/x", b"/a%20b /A%20B?c", b"/x:y* /x%3ay", b"/%c3%a9 /%C3%A9", b"/v1 /%c0%ae%c0%ae;/v1"],
     "hello": [client_hello(b"a.test"), client_hello(b"A.Example.ORG"), client_hello(b"127.0.0.1"),

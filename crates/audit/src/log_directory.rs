@@ -25,7 +25,7 @@ const CROWD_WAIT_MS: u64 = 60_000;
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(16);
 
 /// Noun for what the user names.
-const PLACE_NOUN: &str = "directory";
+const DIRECTORY_NOUN: &str = "directory";
 
 /// Open directory, with the path that was used to open it.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl LogDirectory {
         create_private_directory(path)?;
         let directory = Self::open_existing(path)?;
         let stat = rustix::fs::fstat(&directory.fd).map_err(system_error("examine", path))?;
-        require_private(&stat, FileType::Directory, path, PLACE_NOUN)?;
+        require_private(&stat, FileType::Directory, path, DIRECTORY_NOUN)?;
         Ok(directory)
     }
 
@@ -70,7 +70,7 @@ impl LogDirectory {
         let name = name.as_ref();
         let path = self.path.join(name);
         let Some((file, stat)) = self.open_file(name, flags)? else { return Ok(None) };
-        require_private(&stat, FileType::RegularFile, &path, PLACE_NOUN)?;
+        require_private(&stat, FileType::RegularFile, &path, DIRECTORY_NOUN)?;
         Ok(Some(file))
     }
 
@@ -104,7 +104,7 @@ impl LogDirectory {
 }
 
 fn kind_error(expected: &'static str, path: PathBuf) -> LogFileError {
-    LogFileError::Kind { expected, path, directory: PLACE_NOUN }
+    LogFileError::Kind { expected, path, noun: DIRECTORY_NOUN }
 }
 
 /// Lock of the log; released when dropped.

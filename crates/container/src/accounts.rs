@@ -11,6 +11,7 @@ use stockade_backend_api::{INSIDE_HOME, StartError};
 use stockade_egress::PROXY_ADDRESS_V4;
 use stockade_model::SandboxId;
 
+use crate::cannot;
 use crate::spec::{ContainerUser, HOSTNAME};
 
 /// Path in the container, and the host's path that is mounted there.
@@ -39,10 +40,7 @@ pub(crate) fn create_account_files(
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&account_directory)?;
         texts.iter().try_for_each(|(name, text)| write_shared_file(&account_directory, name, text, id))
     };
-    written().map_err(|why| StartError {
-        what: format!("cannot write the files of a container to {}: {why}", account_directory.display()),
-        hint: None,
-    })?;
+    written().map_err(cannot(format!("write the files of a container to {}", account_directory.display())))?;
     Ok(texts.iter().map(|(name, _)| (format!("/etc/{name}"), account_directory.join(name))).collect())
 }
 

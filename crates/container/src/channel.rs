@@ -1,61 +1,69 @@
-//! Channel to the launcher of one command: frames over the streams of an exec of the container
-//! engine. A command could have taken control of the sender. So the data is bounded, and trusted
-//! only for statements about that command.
+//! Channel to the launcher of one command: streams over those of an exec of the container engine. A
+//! command could have taken control of the sender. So the data is bounded, and trusted only for
+//! statements about that command.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bollard::Docker;
 use bollard::container::LogOutput;
 use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
-use futures_util::{Stream, StreamExt};
-use serde::de::DeserializeOwned;
-use stockade_backend_api::remote::{self, AttemptMessage};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::{BoxFuture, pending, ready};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{Request, Response};
+use stockade_backend_api::remote::{self, AttemptChannel as _, AttemptMessage};
 use stockade_backend_api::{AttemptEnd, AttemptEvent, CommandEnd};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinError, JoinSet, yield_now};
+use tokio_util::io::StreamReader;
 
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
-use crate::frames::{ChannelFrame, FrameDecoder, FrameError};
+use crate::egress_requests::TUNNEL_PATH;
 use crate::host_egress::HostEgress;
+use crate::in_container::{INPUT_PATH, LauncherMessage, MESSAGES_PATH};
 use crate::launcher::CommandLauncher;
 use crate::lock_mutex;
-use crate::stream_copy::StdioStreamSet;
-use crate::tunnel_streams::TunnelFrameSender;
+use crate::multiplexer::{
+    MessageReceiver, accept_streams, encode_message, finish_sending, receive_output, send_bytes, send_from, violation,
+};
+use crate::spec::{LAUNCHER_PATH, LAUNCHER_WORD};
 
-/// Most frames that wait to be sent; frames of streams are bounded by their windows.
-const FRAMES_MAX: usize = 4096;
-/// Most frames of connections that wait to be sent; further senders wait.
-const PIECES_QUEUED_MAX: usize = 16;
+/// Most messages that wait to be sent. A launcher that does not read is disconnected then.
+const MESSAGES_QUEUED_MAX: usize = 4096;
 /// Most messages that were received and not yet read.
 const MESSAGES_MAX: usize = 16;
 /// Most bytes that are kept of the launcher's standard error.
 const MAX_COMPLAINT_BYTES: usize = 2048;
 /// Most bytes of its answer, if it gives one and ends.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Time-out for the caller's streams to accept the output of a killed command.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which output may still arrive after the container has ended: not every engine ends the
 /// streams of an exec with it.
 const LATE_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Pipes of the command's streams, by their paths.
+pub(crate) type StreamPipes = BTreeMap<&'static str, DuplexStream>;
+
 /// Channel of one command.
 pub(crate) struct LauncherChannel {
-    sender: Arc<Mutex<Option<Sender<Vec<u8>>>>>,
-    /// Frames of connections, which wait for room.
-    pieces: Sender<Vec<u8>>,
-    outside: Arc<OnceLock<Arc<HostEgress>>>,
-    messages: Mutex<Receiver<Vec<u8>>>,
-    streams: Arc<Mutex<StdioStreamSet>>,
+    sender: Mutex<Option<Sender<Bytes>>>,
+    outside: Arc<HostEgress>,
+    messages: Mutex<Receiver<BytesMut>>,
     complaint: Arc<Mutex<Vec<u8>>>,
-    tasks: [AbortHandle; 2],
+    /// Serves all streams.
+    task: AbortHandle,
     /// Disconnected when the caller's streams have accepted an output completely.
     outputs: Mutex<Vec<mpsc::Receiver<()>>>,
     /// True if the command was killed: there is a time limit for its output.
@@ -67,115 +75,99 @@ pub(crate) struct LauncherChannel {
     stands: AtomicBool,
 }
 
-/// Parameters to start a launcher.
-pub(crate) struct LauncherExec {
-    pub(crate) container: String,
-    pub(crate) user: String,
-    pub(crate) command: Vec<String>,
-}
-
-/// State of a container.
-#[derive(Clone)]
-pub(crate) struct ContainerLiveness {
-    /// True once it has ended.
-    pub(crate) has_ended: watch::Receiver<bool>,
-    /// True if a command in it always ends with its launcher.
-    pub(crate) has_isolation: bool,
-}
-
 type LauncherOutput = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
 type LauncherInput = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// Starts a launcher; returns the engine's identifier for it, and its streams.
-async fn attach_launcher(docker: Docker, exec: LauncherExec) -> Result<(String, LauncherOutput, LauncherInput), Error> {
+/// A launcher that has its order.
+pub(crate) struct AttachedLauncher {
+    /// The engine's identifier of its exec.
+    pub(crate) id: String,
+    output: LauncherOutput,
+    input: LauncherInput,
+}
+
+/// Starts a launcher with this subcommand as a user of a container, and sends this order to it.
+pub(crate) async fn attach_launcher(
+    docker: Docker,
+    (container, user): (String, String),
+    (subcommand, order): (&str, Bytes),
+) -> Result<AttachedLauncher, Error> {
     let options = CreateExecOptions {
         attach_stdin: Some(true),
         attach_stdout: Some(true),
         attach_stderr: Some(true),
         tty: Some(false),
-        user: Some(exec.user),
-        cmd: Some(exec.command),
+        user: Some(user),
+        cmd: Some([LAUNCHER_PATH, LAUNCHER_WORD, subcommand].map(str::to_owned).to_vec()),
         ..CreateExecOptions::default()
     };
-    let made = docker.create_exec(&exec.container, options).await?;
-    match docker.start_exec(&made.id, Some(StartExecOptions::default())).await? {
-        StartExecResults::Attached { output, input } => Ok((made.id, output, input)),
-        StartExecResults::Detached => Err(io::Error::other("it was started without its streams").into()),
-    }
+    let made = docker.create_exec(&container, options).await?;
+    let started = docker.start_exec(&made.id, Some(StartExecOptions::default())).await?;
+    let StartExecResults::Attached { output, mut input } = started else {
+        return Err(io::Error::other("it was started without its streams").into());
+    };
+    input.write_all(&order).await?;
+    input.flush().await?;
+    Ok(AttachedLauncher { id: made.id, output, input })
 }
 
-/// Output of a launcher that exited by itself.
-pub(crate) struct LauncherExitOutput {
-    pub(crate) output: Vec<u8>,
-    pub(crate) complaint: String,
-}
-
-/// Starts a launcher, sends this frame to it, and reads its output to the end, within the time-out
-/// of a call.
+/// Starts a launcher, sends this order to it, and reads its output and its standard error to the
+/// end, within the time-out of a call.
 pub(crate) fn read_launcher_output(
     client: &ContainerClient,
-    exec: LauncherExec,
-    first: ChannelFrame,
-) -> Result<LauncherExitOutput, CallError> {
+    owner: (String, String),
+    start: (&'static str, Bytes),
+) -> Result<(Vec<u8>, String), CallError> {
     client.call(CALL_TIMEOUT, |docker| async move {
-        let (_, mut output, mut input) = attach_launcher(docker, exec).await?;
-        input.write_all(&first.encode_frame()).await?;
-        input.flush().await?;
-        let (mut content, mut complaint) = (Vec::new(), Vec::new());
-        while let Some(piece) = output.next().await {
-            match piece? {
-                LogOutput::StdOut { message } => append_bounded(&mut content, &message, MAX_ANSWER_BYTES),
-                LogOutput::StdErr { message } => append_bounded(&mut complaint, &message, MAX_COMPLAINT_BYTES),
-                LogOutput::Console { .. } | LogOutput::StdIn { .. } => {}
-            }
-        }
-        Ok(LauncherExitOutput { output: content, complaint: String::from_utf8_lossy(&complaint).trim().to_owned() })
+        let AttachedLauncher { output, input: _input, .. } = attach_launcher(docker, owner, start).await?;
+        let (mut content, stderr) = (Vec::new(), Arc::default());
+        let output = read_output(output, Arc::clone(&stderr), pending());
+        output.take(MAX_ANSWER_BYTES).read_to_end(&mut content).await?;
+        Ok((content, stderr_text(&stderr)))
     })
 }
 
-/// Keeps a bounded part of a launcher's text that is no frame.
-fn append_bounded(held_data: &mut Vec<u8>, text: &[u8], most: usize) {
-    let room = most.saturating_sub(held_data.len());
-    held_data.extend_from_slice(&text[..text.len().min(room)]);
+/// Returns the kept part of a launcher's standard error.
+fn stderr_text(stderr: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&lock_mutex(stderr)).trim().to_owned()
+}
+
+/// Keeps a bounded part of a launcher's own text.
+fn append_complaint(stderr: &Mutex<Vec<u8>>, text: &[u8]) {
+    let mut stderr = lock_mutex(stderr);
+    let room = MAX_COMPLAINT_BYTES.saturating_sub(stderr.len());
+    stderr.extend_from_slice(&text[..text.len().min(room)]);
 }
 
 impl LauncherChannel {
-    /// Starts a launcher whose messages have at most this many bytes.
-    pub(crate) fn start_launcher(
-        client: &ContainerClient,
-        exec: LauncherExec,
+    /// Serves the streams that a launcher opens, until its container has ended. Its messages have at
+    /// most so many bytes.
+    pub(crate) fn serve_launcher(
+        (launcher, attached): (CommandLauncher, AttachedLauncher),
+        has_ended: watch::Receiver<bool>,
         message_bytes: usize,
-        fate: ContainerLiveness,
-    ) -> Result<Self, CallError> {
-        let container = exec.container.clone();
-        let (id, output, input) = client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec))?;
-        let launcher =
-            CommandLauncher { client: client.clone(), container, exec: id, has_isolation: fate.has_isolation };
-        let (sender, queue) = channel(FRAMES_MAX);
+        (pipes, outside): (StreamPipes, Arc<HostEgress>),
+    ) -> Arc<Self> {
+        let (sender, queue) = channel(MESSAGES_QUEUED_MAX);
         let (messages_in, messages) = channel(MESSAGES_MAX);
-        let streams = Arc::<Mutex<StdioStreamSet>>::default();
         let complaint = Arc::<Mutex<Vec<u8>>>::default();
-        let outside = Arc::<OnceLock<Arc<HostEgress>>>::default();
-        let (pieces, piece_queue) = channel(PIECES_QUEUED_MAX);
-        let incoming = LauncherReceiver {
-            outside: Arc::clone(&outside),
-            streams: Arc::clone(&streams),
-            complaint: Arc::clone(&complaint),
-            messages: messages_in,
-            decoder: FrameDecoder::new(message_bytes),
-        };
-        let tasks = [
-            client.spawn_task(send_queued_frames(queue, piece_queue, input)),
-            client.spawn_task(incoming.receive_output(output, fate.has_ended)),
-        ];
-        Ok(Self {
-            sender: Arc::new(Mutex::new(Some(sender))),
-            pieces,
+        let messages_out = Some((queue, messages_in));
+        let streams = LauncherStreams { messages: messages_out, message_bytes, pipes, outside: Arc::clone(&outside) };
+        let stderr = Arc::clone(&complaint);
+        let output = read_output(attached.output, Arc::clone(&stderr), too_late(has_ended));
+        let task = launcher.client.runtime_handle().spawn(async move {
+            if let Err(error) = streams.serve_streams(tokio::io::join(output, attached.input)).await
+                && error.kind() == io::ErrorKind::InvalidData
+            {
+                append_complaint(&stderr, error.to_string().as_bytes());
+            }
+        });
+        Arc::new(Self {
+            sender: Mutex::new(Some(sender)),
             outside,
             messages: Mutex::new(messages),
-            streams,
             complaint,
-            tasks,
+            task: task.abort_handle(),
             outputs: Mutex::default(),
             killed: AtomicBool::new(false),
             held_data: Mutex::default(),
@@ -184,102 +176,50 @@ impl LauncherChannel {
         })
     }
 
-    /// Returns the sender for frames of streams, valid as long as the channel exists. A launcher
-    /// that reads too slowly is disconnected, and its command ends.
-    pub(crate) fn stream_sender(&self) -> crate::stream_copy::FrameSender {
-        let (sender, tasks) = (Arc::clone(&self.sender), self.tasks.clone());
-        Arc::new(move |frame| {
-            let mut sender = lock_mutex(&sender);
-            if sender.as_ref().is_some_and(|sender| sender.try_send(frame.encode_frame()).is_err()) {
-                sender.take();
-                tasks.iter().for_each(AbortHandle::abort);
-            }
-        })
-    }
-
-    /// Returns the sender for frames of connections, which wait until they can be sent.
-    pub(crate) fn tunnel_sender(&self) -> TunnelFrameSender {
-        let pieces = self.pieces.clone();
-        Arc::new(move |frame| {
-            let pieces = pieces.clone();
-            Box::pin(async move { pieces.send(frame.encode_frame()).await.is_ok() })
-        })
-    }
-
-    /// Sets the receiver for network requests from the container; to be called before any message
-    /// is sent.
-    pub(crate) fn set_host_egress(&self, outside: Arc<HostEgress>) {
-        // There is one for each channel.
-        let _ = self.outside.set(outside);
-    }
-
-    fn close_outside(&self) {
-        if let Some(outside) = self.outside.get() {
-            outside.shut_down();
-        }
-    }
-
-    /// Returns the command's streams, to be started before any message is sent.
-    pub(crate) fn lock_streams(&self) -> MutexGuard<'_, StdioStreamSet> {
-        lock_mutex(&self.streams)
-    }
-
-    /// Makes the report of the command's end wait for the end of this output.
-    pub(crate) fn wait_for(&self, output: mpsc::Receiver<()>) {
-        lock_mutex(&self.outputs).push(output);
-    }
-
     /// Keeps the caller's streams for as long as the command runs, because the processes at their
-    /// other ends must see its end.
-    pub(crate) fn keep_alive(&self, carried: impl Send + 'static) {
+    /// other ends must see its end. The report of the end waits for these outputs.
+    pub(crate) fn keep_alive(&self, carried: impl Send + 'static, outputs: Vec<mpsc::Receiver<()>>) {
         *lock_mutex(&self.held_data) = Some(Box::new(carried));
+        *lock_mutex(&self.outputs) = outputs;
     }
 
     /// Returns the launcher's standard error.
     pub(crate) fn launcher_stderr(&self) -> String {
-        String::from_utf8_lossy(&lock_mutex(&self.complaint)).trim().to_owned()
+        stderr_text(&self.complaint)
     }
 
-    /// Sends a message of any kind.
-    pub(crate) fn send_message(&self, message: &impl serde::Serialize) -> io::Result<()> {
-        let frame = ChannelFrame::Message(serde_json::to_vec(message)?).encode_frame();
-        let sender = lock_mutex(&self.sender);
-        let sender = sender.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        sender.try_send(frame).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-
-    /// Returns the next message.
-    pub(crate) fn receive_message<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
-        let message = lock_mutex(&self.messages).blocking_recv();
-        Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
+    /// Sends a message. A launcher that reads too slowly is disconnected, and its command ends.
+    pub(crate) fn send_message(&self, message: &LauncherMessage) -> io::Result<()> {
+        let message = encode_message(message)?;
+        let sent = lock_mutex(&self.sender).as_ref().ok_or(io::ErrorKind::BrokenPipe)?.try_send(message);
+        sent.map_err(|_| {
+            self.hang_up();
+            io::ErrorKind::BrokenPipe.into()
+        })
     }
 
     /// Returns the end of a command whose launcher reported none.
     fn lost_command_end(&self) -> AttemptMessage {
         let why = self.launcher.ensure_ended();
-        lock_mutex(&self.streams).close_all();
         self.killed.store(true, Ordering::Release);
         self.end_streams();
+        self.task.abort();
         AttemptMessage::Event(Box::new(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Lost(why)))))
     }
 
-    fn end_streams(&self) {
-        self.wait_for_streams();
-        drop(lock_mutex(&self.held_data).take());
-        self.close_outside();
-    }
-
     /// Waits until the caller's streams have accepted all output of the command, or the command was
-    /// killed and they accept nothing.
-    fn wait_for_streams(&self) {
-        let ended = std::mem::take(&mut *lock_mutex(&self.outputs));
-        for stream in ended {
-            while stream.recv_timeout(OUTPUT_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+    /// killed and they accept nothing. Then ends its streams and its network access.
+    fn end_streams(&self) {
+        let outputs = std::mem::take(&mut *lock_mutex(&self.outputs));
+        'outputs: for output in outputs {
+            while output.recv_timeout(OUTPUT_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
                 if self.killed.load(Ordering::Acquire) {
-                    return;
+                    break 'outputs;
                 }
             }
         }
+        lock_mutex(&self.held_data).take();
+        self.outside.shut_down();
     }
 }
 
@@ -288,11 +228,12 @@ impl remote::AttemptChannel for LauncherChannel {
         if *content == remote::EngineMessage::Kill {
             self.killed.store(true, Ordering::Release);
         }
-        self.send_message(content).inspect_err(|_| self.hang_up())
+        self.send_message(&LauncherMessage::Engine(content.clone())).inspect_err(|_| self.hang_up())
     }
 
     fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {
-        let attempt_message = self.receive_message::<AttemptMessage>();
+        let message = lock_mutex(&self.messages).blocking_recv();
+        let attempt_message = message.map(|message| serde_json::from_slice(&message)).transpose();
         match &attempt_message {
             Ok(Some(AttemptMessage::Event(event))) if matches!(**event, AttemptEvent::Ended(_)) => {
                 self.stands.store(false, Ordering::Release);
@@ -301,33 +242,29 @@ impl remote::AttemptChannel for LauncherChannel {
             Ok(Some(AttemptMessage::Prepared(Ok(_)))) => self.stands.store(true, Ordering::Release),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {
-                self.close_outside();
+                self.outside.shut_down();
                 if self.stands.swap(false, Ordering::AcqRel) {
                     return Ok(Some(self.lost_command_end()));
                 }
             }
         }
-        attempt_message
+        Ok(attempt_message?)
     }
 
     fn fall_silent(&self) {
-        if let Some(sender) = lock_mutex(&self.sender).take() {
-            let _ = sender.try_send(ChannelFrame::Over.encode_frame());
-        }
+        lock_mutex(&self.sender).take();
     }
 
     fn hang_up(&self) {
-        lock_mutex(&self.sender).take();
-        self.tasks.iter().for_each(AbortHandle::abort);
-        lock_mutex(&self.streams).close_all();
+        self.fall_silent();
+        self.task.abort();
     }
 }
 
 impl Drop for LauncherChannel {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
-        lock_mutex(&self.streams).close_all();
-        self.close_outside();
+        self.task.abort();
+        self.outside.shut_down();
     }
 }
 
@@ -337,89 +274,193 @@ async fn too_late(mut has_ended: watch::Receiver<bool>) {
     if has_ended.wait_for(|has_ended| *has_ended).await.is_ok() {
         return tokio::time::sleep(LATE_OUTPUT_TIMEOUT).await;
     }
-    std::future::pending().await
+    pending().await
 }
 
-/// Sends the waiting frames; those of connections last.
-async fn send_queued_frames(mut queue: Receiver<Vec<u8>>, mut pieces: Receiver<Vec<u8>>, mut input: LauncherInput) {
-    loop {
-        let frame = tokio::select! {
-            biased;
-            frame = queue.recv() => frame,
-            Some(piece) = pieces.recv() => Some(piece),
+/// Returns a reader of the launcher's standard output, until the future has ended. Keeps a part of
+/// its standard error.
+fn read_output(
+    output: LauncherOutput,
+    stderr: Arc<Mutex<Vec<u8>>>,
+    until: impl Future<Output = ()> + Send + 'static,
+) -> impl AsyncRead + Unpin + Send {
+    let pieces = output.take_until(until).filter_map(move |piece| {
+        let content = match piece {
+            Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => Some(Ok(message)),
+            Ok(LogOutput::StdErr { message }) => {
+                append_complaint(&stderr, &message);
+                None
+            }
+            Ok(LogOutput::StdIn { .. }) => None,
+            Err(error) => Some(Err(io::Error::other(error))),
         };
-        let Some(frame) = frame else { break };
-        if input.write_all(&frame).await.is_err() || input.flush().await.is_err() {
-            return;
-        }
-    }
-    let _ = input.shutdown().await;
+        yield_now().map(|()| content)
+    });
+    // The streams are accepted and emptied between two pieces, so that a flood of small pieces does
+    // not collect, and before the end.
+    let end = stream::once(yield_now()).filter_map(|()| ready(None));
+    StreamReader::new(Box::pin(pieces.chain(end)))
 }
 
-/// Data from a launcher.
-struct LauncherReceiver {
-    outside: Arc<OnceLock<Arc<HostEgress>>>,
-    streams: Arc<Mutex<StdioStreamSet>>,
-    complaint: Arc<Mutex<Vec<u8>>>,
-    messages: Sender<Vec<u8>>,
-    decoder: FrameDecoder,
+/// The host's ends of the streams that a launcher opens.
+struct LauncherStreams {
+    /// `None` after the stream of messages was opened.
+    messages: Option<(Receiver<Bytes>, Sender<BytesMut>)>,
+    message_bytes: usize,
+    /// Those of the command's streams that were not opened.
+    pipes: StreamPipes,
+    outside: Arc<HostEgress>,
 }
 
-impl LauncherReceiver {
-    async fn receive_output(mut self, mut output: LauncherOutput, has_ended: watch::Receiver<bool>) {
-        let mut too_late = std::pin::pin!(too_late(has_ended));
+impl LauncherStreams {
+    /// Serves the streams until the launcher is gone, and writes what it sent before.
+    ///
+    /// # Errors
+    /// [`io::Error`] of kind `InvalidData` if it violates the protocol: nothing more of it is used.
+    async fn serve_streams(mut self, channel: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+        let mut accepted = accept_streams(channel).await.map_err(channel_error)?;
+        let mut tasks = JoinSet::new();
         loop {
-            let piece = tokio::select! {
-                piece = output.next() => piece,
-                () = &mut too_late => None,
+            tokio::select! {
+                stream = accepted.accept() => match stream {
+                    Some(Ok((request, respond))) => {
+                        tasks.spawn(self.serve_stream(request, respond)?);
+                        yield_now().await;
+                    }
+                    Some(Err(error)) if !error.is_io() => return Err(channel_error(error)),
+                    Some(Err(_)) | None => break,
+                },
+                Some(served) = tasks.join_next() => demand_no_violation(served)?,
+            }
+        }
+        drop(self);
+        let mut result = Ok(());
+        while let Some(served) = tasks.join_next().await {
+            result = result.and(demand_no_violation(served));
+        }
+        result
+    }
+
+    /// Returns the task of a stream, which fails if the launcher violates the protocol.
+    fn serve_stream(
+        &mut self,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<Bytes>,
+    ) -> io::Result<BoxFuture<'static, io::Result<()>>> {
+        let (head, receiver) = request.into_parts();
+        let path = head.uri.path();
+        if path == TUNNEL_PATH {
+            return Ok(Arc::clone(&self.outside).serve_tunnel(receiver, respond).boxed());
+        }
+        let sends = path == MESSAGES_PATH || path == INPUT_PATH;
+        let mut sender = respond.send_response(Response::new(()), !sends).map_err(io::Error::other)?;
+        if path == MESSAGES_PATH {
+            let (mut queue, messages) = self.messages.take().ok_or_else(|| violation("a second stream of messages"))?;
+            let mut received = MessageReceiver::new(receiver, self.message_bytes);
+            let send = async move {
+                while let Some(message) = queue.recv().await {
+                    send_bytes(&mut sender, message).await?;
+                }
+                finish_sending(&mut sender)
             };
-            let Some(Ok(piece)) = piece else { break };
-            match piece {
-                LogOutput::StdErr { message } => self.append_complaint(&message),
-                LogOutput::StdOut { message } | LogOutput::Console { message } => {
-                    self.decoder.push(&message);
-                    if !self.deliver_frames().await {
-                        break;
-                    }
+            let receive = async move {
+                while let Some(message) = received.next_message().await? {
+                    messages.send(message).await.map_err(io::Error::other)?;
                 }
-                LogOutput::StdIn { .. } => {}
-            }
+                Ok(())
+            };
+            return Ok(async { tokio::try_join!(send, receive).map(drop) }.boxed());
         }
-        lock_mutex(&self.streams).close_all();
+        let pipe = self.pipes.remove(path).ok_or_else(|| violation("data for an unknown stream"))?;
+        if sends {
+            return Ok(async move { send_from(pipe, &mut sender).await }.boxed());
+        }
+        Ok(receive_output(receiver, pipe).boxed())
+    }
+}
+
+/// Passes on violations of the protocol: any other failure is the end of that stream alone.
+fn demand_no_violation(served: Result<io::Result<()>, JoinError>) -> io::Result<()> {
+    served
+        .unwrap_or(Ok(()))
+        .or_else(|error| if error.kind() == io::ErrorKind::InvalidData { Err(error) } else { Ok(()) })
+}
+
+fn channel_error(error: h2::Error) -> io::Error {
+    let kind = if error.is_io() { io::ErrorKind::BrokenPipe } else { io::ErrorKind::InvalidData };
+    io::Error::new(kind, format!("the other side violates the protocol: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use tokio::io::{duplex, join, sink};
+    use tokio::time::timeout;
+
+    use crate::in_container::{ERRORS_PATH, OUTPUT_PATH};
+    use crate::shared_tests::{data, last_data, open, plan, preface};
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// Serves these bytes of a launcher. Returns the error, and the received output.
+    fn serve(frames: &[Vec<u8>]) -> (io::Result<()>, Vec<u8>) {
+        let (output, mut read_end) = duplex(64 << 10);
+        let (queue, message_queue) = channel(1);
+        let (messages, _unread) = channel(MESSAGES_MAX);
+        let events = stockade_backend_api::AttemptEventSender::new(|_| {});
+        let streams = LauncherStreams {
+            messages: Some((message_queue, messages)),
+            message_bytes: 100,
+            pipes: [(OUTPUT_PATH, output)].into(),
+            outside: Arc::new(HostEgress::for_plan(&plan(&[]), None, &events).unwrap()),
+        };
+        let pieces = std::iter::once(&preface()).chain(frames).cloned().map(Bytes::from).collect::<Vec<_>>();
+        let pieces = pieces.into_iter().map(|message| Ok(LogOutput::StdOut { message }));
+        let bytes = read_output(Box::pin(stream::iter(pieces)), Arc::default(), pending());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let served = timeout(TIMEOUT, streams.serve_streams(join(bytes, sink()))).await.unwrap();
+            drop(queue);
+            let mut written = Vec::new();
+            timeout(TIMEOUT, read_end.read_to_end(&mut written)).await.unwrap().unwrap();
+            (served, written)
+        })
     }
 
-    /// Returns false if the following frames cannot be decoded, or are not read.
-    async fn deliver_frames(&mut self) -> bool {
-        loop {
-            match self.decoder.next_frame() {
-                Ok(Some(ChannelFrame::Message(message))) => {
-                    if self.messages.send(message).await.is_err() {
-                        return false;
-                    }
-                }
-                Ok(Some(frame)) => {
-                    if let Err(error) = self.handle_frame(frame) {
-                        self.append_complaint(error.to_string().as_bytes());
-                        return false;
-                    }
-                }
-                Ok(None) => return true,
-                Err(error) => {
-                    self.append_complaint(error.to_string().as_bytes());
-                    return false;
-                }
-            }
-        }
+    #[test]
+    fn an_output_is_written_whole_and_ends_once() {
+        let whole = [open(1, OUTPUT_PATH), data(1, b"te"), last_data(1, b"xt")];
+        let (served, written) = serve(&whole);
+        served.unwrap();
+        assert_eq!(written, b"text");
+        let (_, written) = serve(&[whole.concat(), data(1, b"more")]);
+        assert_eq!(written, b"text");
+        // A launcher that is killed ends no stream.
+        let (served, written) = serve(&[open(1, OUTPUT_PATH), data(1, &[b'x'; 20_000])]);
+        served.unwrap();
+        assert_eq!(written, [b'x'; 20_000]);
     }
 
-    fn handle_frame(&self, frame: ChannelFrame) -> Result<(), FrameError> {
-        if !frame.is_of_connections() {
-            return lock_mutex(&self.streams).handle_frame(frame);
+    #[test]
+    fn a_launcher_that_violates_the_protocol_is_cut_off() {
+        let small = data(1, &[0]);
+        let messages = open(1, MESSAGES_PATH);
+        for (frames, what) in [
+            (vec![b"what is this?".to_vec()], "frame"),
+            (vec![data(1, b"text")], ""),
+            (vec![open(1, "/other")], "data for an unknown stream"),
+            (vec![open(1, ERRORS_PATH)], "data for an unknown stream"),
+            (vec![open(1, OUTPUT_PATH), open(3, OUTPUT_PATH)], "data for an unknown stream"),
+            (vec![messages.clone(), open(3, MESSAGES_PATH)], "a second stream of messages"),
+            (vec![messages.clone(), data(1, &101_u32.to_le_bytes())], "a message that is too long"),
+            (vec![open(1, TUNNEL_PATH), data(1, b"\x01\0\0\0x")], "a malformed request"),
+            // No reader takes these messages, so their pieces collect.
+            (vec![messages, small.repeat(20_000)], "excessive load"),
+        ] {
+            let error = serve(&frames).0.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            assert!(error.to_string().contains(what), "{error}");
         }
-        self.outside.get().ok_or(FrameError::UNKNOWN_STREAM)?.handle_frame(frame)
-    }
-
-    fn append_complaint(&self, text: &[u8]) {
-        append_bounded(&mut lock_mutex(&self.complaint), text, MAX_COMPLAINT_BYTES);
     }
 }

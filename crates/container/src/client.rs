@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bollard::errors::Error;
+use bollard::models::ContainerInspectResponse;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use stockade_backend_api::StartError;
 use tokio::runtime::{Builder, Handle};
@@ -49,28 +50,39 @@ impl CallError {
 
     /// Converts it to the error of an operation.
     pub(crate) fn to_start_error(&self, what: &str) -> StartError {
-        let hint = match self {
-            Self::Unreachable { .. } => Some("start it, or name its socket with DOCKER_HOST".to_owned()),
-            Self::NotFound(_) | Self::Refused(_) | Self::Late(_) => None,
-        };
+        let is_absent = matches!(self, Self::Unreachable { .. });
+        let hint = is_absent.then(|| "start it, or name its socket with DOCKER_HOST".to_owned());
         StartError { what: format!("cannot {what}: {self}"), hint }
     }
 }
 
+/// Returns `None` for an object that the engine does not have.
+pub(crate) fn none_if_missing<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
+    match found {
+        Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Returns whether a container exists and runs.
+pub(crate) async fn container_runs(docker: &Docker, container: &str) -> Result<bool, Error> {
+    let found = none_if_missing(docker.inspect_container(container, None).await)?;
+    Ok(found.is_some_and(|found| is_running(&found)))
+}
+
+pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
+    found.state.as_ref().is_some_and(|state| state.running == Some(true))
+}
+
 /// Client of an engine, at its socket.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct ContainerClient {
     docker: Docker,
     runtime: Arc<ClientRuntime>,
 }
 
-impl std::fmt::Debug for ContainerClient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").finish_non_exhaustive()
-    }
-}
-
 /// Thread for the calls, which ends with its last user.
+#[derive(Debug)]
 struct ClientRuntime {
     handle: Handle,
     _end: oneshot::Sender<()>,
@@ -85,10 +97,10 @@ impl ContainerClient {
         let _inside = runtime.handle.enter();
         let docker = Docker::connect_with_unix(path, CREATE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)
             .map_err(|error| unreachable(error.to_string()))?;
-        let agreed = runtime.wait_for_call(CALL_TIMEOUT, docker.negotiate_version());
-        let docker = agreed.map_err(|error| unreachable(error.to_string()))?;
         drop(_inside);
-        Ok(Self { docker, runtime })
+        let client = Self { docker, runtime };
+        let agreed = client.call(CALL_TIMEOUT, |docker| docker.negotiate_version());
+        Ok(Self { docker: agreed.map_err(|error| unreachable(error.to_string()))?, ..client })
     }
 
     /// Makes a call and waits for its answer.
@@ -97,15 +109,26 @@ impl ContainerClient {
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        self.runtime.wait_for_call(within, call(self.docker.clone()))
+        let (tell, answer) = sync_channel(1);
+        let called = call(self.docker.clone());
+        self.runtime.handle.spawn(async move {
+            let answered = tokio::time::timeout(within, called).await;
+            // The caller has stopped waiting if this fails.
+            let _ = tell.send(answered);
+        });
+        match answer.recv_timeout(within + THREAD_GRACE_TIMEOUT) {
+            Ok(Ok(answered)) => answered.map_err(CallError::from_api_error),
+            Ok(Err(_)) | Err(_) => Err(CallError::Late(within)),
+        }
     }
 
-    /// Starts a task on the thread for the calls.
-    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
-        self.runtime.handle.spawn(task).abort_handle()
+    /// Returns the engine's description of a container.
+    pub(crate) fn inspect_container(&self, container: &str) -> Result<ContainerInspectResponse, CallError> {
+        let container = container.to_owned();
+        self.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await })
     }
 
-    /// Returns the runtime for such tasks.
+    /// Returns the runtime of the thread for the calls.
     pub(crate) fn runtime_handle(&self) -> Handle {
         self.runtime.handle.clone()
     }
@@ -128,22 +151,5 @@ impl ClientRuntime {
         };
         thread::Builder::new().name("stockade-containers".to_owned()).spawn(serve)?;
         Ok(Self { handle, _end })
-    }
-
-    fn wait_for_call<T, F>(&self, within: Duration, call: F) -> Result<T, CallError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Error>> + Send + 'static,
-    {
-        let (tell, answer) = sync_channel(1);
-        self.handle.spawn(async move {
-            let answered = tokio::time::timeout(within, call).await;
-            // The caller has stopped waiting if this fails.
-            let _ = tell.send(answered);
-        });
-        match answer.recv_timeout(within + THREAD_GRACE_TIMEOUT) {
-            Ok(Ok(answered)) => answered.map_err(CallError::from_api_error),
-            Ok(Err(_)) | Err(_) => Err(CallError::Late(within)),
-        }
     }
 }

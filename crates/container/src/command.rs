@@ -2,46 +2,50 @@
 //! copied to it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::io::fcntl_dupfd_cloexec;
+use bytes::Bytes;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{
-    Attempt, AttemptEventSender, Backend, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError,
-    StdioMode,
+    Attempt, AttemptEventSender, Backend, HeldAnswer, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError, StdioMode,
 };
 use stockade_egress::NameResolver;
 use stockade_model::{
-    AttemptPlan, Denial, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile,
-    RawText, SandboxId,
+    AttemptPlan, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile, RawText,
+    SandboxId,
 };
 use stockade_native::{own_umask, served_ports};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::channel::{ContainerLiveness, LauncherChannel, LauncherExec, read_launcher_output};
+use crate::channel::{AttachedLauncher, LauncherChannel, StreamPipes, attach_launcher, read_launcher_output};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
-use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
 use crate::host_egress::HostEgress;
 use crate::in_container::kernel;
-use crate::in_container::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
+use crate::in_container::{
+    ContainerFeatures, ERRORS_PATH, INPUT_PATH, LauncherMessage, LauncherOrder, OUTPUT_PATH, ProbeOrder,
+    ReachableObject, TerminalSize, network_namespace,
+};
+use crate::launcher::CommandLauncher;
 use crate::mount_check::ExpectedMounts;
-use crate::spec::LAUNCHER_PATH;
-use crate::stream_copy::{StreamEndCondition, end_signal_pipe};
-use crate::{ContainerEngineKind, limits};
+use crate::multiplexer::{MAX_MESSAGE_BYTES, encode_message};
+use crate::observed_attempt::ObservedAttempt;
+use crate::stream_copy::{StreamEndCondition, end_signal_pipe, read_from, write_to};
+use crate::{ContainerEngineKind, cannot, limits};
 
 /// Longest text of one byte of output in a message.
 const MAX_BYTE_TEXT_BYTES: usize = 6;
 /// Interval between two checks of the caller's terminal size: a process that does not own the
 /// terminal gets no signal.
 const SIZE_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// First descriptor after the standard streams.
-const FIRST_FREE_DESCRIPTOR: i32 = 3;
+/// What fails if a command's streams or its order cannot be passed on.
+const FORWARD_STREAMS: &str = "forward the streams of the command";
 /// Time for which an engine may still report a running container as paused, because it learns of
 /// changes late.
 const UNPAUSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,6 +59,8 @@ pub(crate) struct ContainerCommandBackend {
     pub(crate) client: ContainerClient,
     pub(crate) sandbox: SandboxId,
     pub(crate) container: String,
+    /// The container's start, if the engine reports it.
+    pub(crate) started: Option<SystemTime>,
     pub(crate) user: String,
     pub(crate) enforced: EnforcementReport,
     /// Profile that the container was made for, with the limits of all commands together.
@@ -87,10 +93,7 @@ pub(crate) enum ContainerCondition {
 impl ContainerCommandBackend {
     /// Returns the current state of its container.
     pub(crate) fn query_condition(&self) -> ContainerCondition {
-        let container = self.container.clone();
-        let found =
-            self.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await });
-        let state = match found {
+        let state = match self.client.inspect_container(&self.container) {
             Ok(found) => found.state.unwrap_or_default(),
             Err(CallError::NotFound(_)) => return ContainerCondition::Gone,
             Err(_) => return ContainerCondition::Goes,
@@ -195,32 +198,25 @@ impl ContainerCommandBackend {
 
     fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
         let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
-        let order = serde_json::to_vec(&order).map_err(|error| unready_error(&error))?;
-        let probe_output =
-            read_launcher_output(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
-        let probe_output = probe_output.map_err(|error| self.failed_start_error(&error))?;
-        serde_json::from_slice(&probe_output.output).map_err(|error| {
-            let what = format!("cannot decode the message of the launcher in the container: {error}");
-            with_complaint(StartError { what, hint: None }, &probe_output.complaint)
-        })
+        let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
+        let probe_output = read_launcher_output(&self.client, self.launcher_owner(), ("probe", order));
+        let (output, complaint) = probe_output.map_err(|error| self.failed_start_error(&error))?;
+        let decoded = serde_json::from_slice(&output);
+        let decoded = decoded.map_err(cannot("decode the message of the launcher in the container"));
+        decoded.map_err(|error| with_complaint(error, &complaint))
     }
 
-    fn launcher_exec(&self, part: &str) -> LauncherExec {
-        let command = [LAUNCHER_PATH, "inside", part].map(str::to_owned).to_vec();
-        LauncherExec { container: self.container.clone(), user: self.user.clone(), command }
+    /// Returns the container, and the user of its commands.
+    fn launcher_owner(&self) -> (String, String) {
+        (self.container.clone(), self.user.clone())
     }
 
-    fn start_launcher(&self, message_bytes: usize) -> Result<LauncherChannel, StartError> {
-        let fate = ContainerLiveness { has_ended: self.has_ended.subscribe(), has_isolation: self.has_isolation };
+    fn start_launcher(&self, order: &Bytes) -> Result<AttachedLauncher, StartError> {
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let error = match LauncherChannel::start_launcher(
-                &self.client,
-                self.launcher_exec("serve"),
-                message_bytes,
-                fate.clone(),
-            ) {
-                Ok(line) => return Ok(line),
+            let (owner, start) = (self.launcher_owner(), ("serve", order.clone()));
+            let error = match self.client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, owner, start)) {
+                Ok(attached) => return Ok(attached),
                 Err(error) => error,
             };
             let still_paused = matches!(&error, CallError::Refused(why) if why.contains("is paused"));
@@ -318,31 +314,28 @@ fn network_layer(inside: IsolationLevel) -> LayerReport {
     LayerReport { state, detail: detail.to_owned() }
 }
 
-/// Returns the layers that differ with a runtime that has its own kernel. It counts resources
-/// itself, may ignore the control groups of the host, answers system calls itself, and need not
-/// apply a filter of them.
-fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
-    let partial = |detail: &str| LayerReport { state: LayerState::Partial, detail: detail.to_owned() };
-    let filter = "passed to the container runtime, but its kernel does not apply it".to_owned();
-    [
-        (
-            "container-limits",
-            partial("requested from the engine; Stockade cannot check whether its runtime enforces them"),
-        ),
-        ("container-filter", LayerReport { state: LayerState::Absent, detail: filter }),
-        (
-            "container-files",
-            partial(
-                "read-only root filesystem; workspace, home and private temp are writable; hidden paths are covered \
-                 as they were at creation; pipes, sockets and /dev/fuse are the runtime's own, and invisible outside",
-            ),
-        ),
-        (
-            "launchers",
-            partial("not protected from the commands of the sandbox: effects on a launcher stay inside the container"),
-        ),
-    ]
-}
+/// The layers that differ with a runtime that has its own kernel. It counts resources itself, may
+/// ignore the control groups of the host, answers system calls itself, and need not apply a filter
+/// of them.
+const OWN_KERNEL_LAYERS: [(&str, LayerState, &str); 4] = [
+    (
+        "container-limits",
+        LayerState::Partial,
+        "requested from the engine; Stockade cannot check whether its runtime enforces them",
+    ),
+    ("container-filter", LayerState::Absent, "passed to the container runtime, but its kernel does not apply it"),
+    (
+        "container-files",
+        LayerState::Partial,
+        "read-only root filesystem; workspace, home and private temp are writable; hidden paths are covered as they \
+         were at creation; pipes, sockets and /dev/fuse are the runtime's own, and invisible outside",
+    ),
+    (
+        "launchers",
+        LayerState::Partial,
+        "not protected from the commands of the sandbox: effects on a launcher stay inside the container",
+    ),
+];
 
 /// A message may contain both outputs.
 fn message_bytes(io: StdioMode) -> usize {
@@ -382,38 +375,43 @@ impl Backend for ContainerCommandBackend {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         self.require_possible(plan)?;
-        let umask = own_umask().map_err(|error| unready_error(&error))?;
-        let line = Arc::new(self.start_launcher(message_bytes(*io))?);
-        let outside = HostEgress::for_plan(
-            plan,
-            self.resolver.clone(),
-            &events,
-            (self.client.runtime_handle(), line.tunnel_sender()),
-        )?;
-        let outside = Arc::new(outside);
-        line.set_host_egress(Arc::clone(&outside));
+        let umask = own_umask().map_err(cannot(FORWARD_STREAMS))?;
+        let outside = Arc::new(HostEgress::for_plan(plan, self.resolver.clone(), &events)?);
         let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = AttemptOrder { plan: self.plan_inside(plan), io: *io, hold, umask };
-        // Before the streams, because it is the first message that a launcher reads.
         let (around, served) = (self.profile.limits.clone(), served_ports());
-        line.send_message(&LauncherOrder { order, size, around, served }).map_err(|error| unready_error(&error))?;
-        line.keep_alive(CallerStreamCopy::start_copy(*io, size, &line).map_err(|error| unready_error(&error))?);
-        let attempt_channel: Arc<LauncherChannel> = Arc::clone(&line);
-        let remote = RemoteAttempt::await_sandbox(attempt_channel, events)
+        let order = LauncherOrder { order, size, around, served };
+        let order = encode_message(&order).map_err(cannot(FORWARD_STREAMS))?;
+        let attached = self.start_launcher(&order)?;
+        let streams = CallerStreams::start_copying(*io, &self.client.runtime_handle());
+        let CallerStreams { over, pipes, outputs } = streams.map_err(cannot(FORWARD_STREAMS))?;
+        let launcher = CommandLauncher {
+            client: self.client.clone(),
+            container: self.container.clone(),
+            exec: attached.id.clone(),
+            has_isolation: self.has_isolation,
+        };
+        let (attached, streams) = ((launcher, attached), (pipes, Arc::clone(&outside)));
+        let line = LauncherChannel::serve_launcher(attached, self.has_ended.subscribe(), message_bytes(*io), streams);
+        let sizes = (*io == StdioMode::Terminal).then(|| watch_size(size, &line)).transpose();
+        let sizes = sizes.map_err(cannot(FORWARD_STREAMS))?;
+        line.keep_alive((over, sizes), outputs);
+        let remote = RemoteAttempt::await_sandbox(Arc::<LauncherChannel>::clone(&line), events)
             .map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforcement_report().layers.clone());
         enforced.layers.insert("network".to_owned(), network_layer(remote.enforcement_report().level));
         if remote.enforcement_report().level == IsolationLevel::None {
-            enforced.layers.extend(of_own_kernel().map(|(name, layer)| (name.to_owned(), layer)));
+            let layer = |(name, state, detail): (&str, LayerState, &str)| {
+                (name.to_owned(), LayerReport { state, detail: detail.to_owned() })
+            };
+            enforced.layers.extend(OWN_KERNEL_LAYERS.map(layer));
         }
-        Ok(Box::new(ContainerAttempt { remote, outside, enforced }))
+        // Before the container learns of a grant and uses it.
+        let on_answer = Box::new(move |_, answer: &HeldAnswer| outside.apply_answer(answer));
+        Ok(Box::new(ObservedAttempt { attempt: Box::new(remote), enforced, on_answer }))
     }
-}
-
-fn unready_error(why: &dyn std::fmt::Display) -> StartError {
-    StartError { what: format!("cannot forward the streams of the command: {why}"), hint: None }
 }
 
 /// Adds the launcher's own message, which is more specific than its disappearance.
@@ -425,85 +423,43 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
     StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
 }
 
-/// Attempt in a container.
-struct ContainerAttempt {
-    remote: RemoteAttempt,
-    outside: Arc<HostEgress>,
-    enforced: EnforcementReport,
+/// The caller's streams, which are being copied.
+struct CallerStreams {
+    /// Its close ends the copying.
+    over: OwnedFd,
+    pipes: StreamPipes,
+    /// Disconnected when an output is copied.
+    outputs: Vec<Receiver<()>>,
 }
 
-impl Attempt for ContainerAttempt {
-    fn enforcement_report(&self) -> &EnforcementReport {
-        &self.enforced
-    }
-
-    fn release_command(&mut self) -> Result<(), StartError> {
-        self.remote.release_command()
-    }
-
-    fn send_signal(&self, signal: i32) {
-        self.remote.send_signal(signal);
-    }
-
-    fn kill_processes(&self) {
-        self.remote.kill_processes();
-    }
-
-    fn stand_still(&self, limit: &Denial) -> bool {
-        self.remote.stand_still(limit)
-    }
-
-    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
-        // Before the container learns of the grant and uses it.
-        self.outside.apply_answer(&answer);
-        self.remote.answer_call(hold, answer);
-    }
-}
-
-/// The caller's streams, copied until this is dropped.
-struct CallerStreamCopy {
-    _over: OwnedFd,
-    _sizes: Option<Sender<()>>,
-}
-
-impl CallerStreamCopy {
-    fn start_copy(io: StdioMode, size: Option<TerminalSize>, line: &LauncherChannel) -> io::Result<Self> {
+impl CallerStreams {
+    fn start_copying(io: StdioMode, runtime: &Handle) -> io::Result<Self> {
         let (waited, over) = end_signal_pipe()?;
-        let send = line.stream_sender();
-        let copy =
-            |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?);
-        let mut streams = line.lock_streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
-        // The end of the input is ignored: only the command's end counts.
-        let _ = streams.read_from(
-            StdioStream::Input,
-            copy(stdin)?,
-            (Arc::clone(&waited), StreamEndCondition::Reported),
-            Arc::clone(&send),
-        )?;
         let outputs = match io {
             StdioMode::Capture { .. } => vec![],
-            StdioMode::Inherit => vec![(StdioStream::Output, stdout), (StdioStream::Errors, stderr)],
-            StdioMode::Terminal => vec![(StdioStream::Output, stdout)],
+            StdioMode::Inherit => vec![(OUTPUT_PATH, stdout), (ERRORS_PATH, stderr)],
+            StdioMode::Terminal => vec![(OUTPUT_PATH, stdout)],
         };
-        for (stream, fd) in outputs {
-            line.wait_for(streams.write_to(stream, copy(fd)?, Arc::clone(&waited), Arc::clone(&send))?);
+        if io == StdioMode::Terminal {
+            make_raw(stdin)?;
         }
-        drop(streams);
-        let sizes = match io {
-            StdioMode::Terminal => {
-                make_raw(stdin)?;
-                Some(watch_size(copy(stdin)?, size, send)?)
-            }
-            StdioMode::Inherit | StdioMode::Capture { .. } => None,
-        };
-        Ok(Self { _over: over, _sizes: sizes })
+        // The end of the input is ignored: only the command's end counts.
+        let (input, _) =
+            read_from(stdin.try_clone_to_owned()?, Arc::clone(&waited), StreamEndCondition::Reported, runtime)?;
+        let mut streams = Self { over, pipes: [(INPUT_PATH, input)].into(), outputs: Vec::new() };
+        for (path, fd) in outputs {
+            let (pipe, ended) = write_to(fd.try_clone_to_owned()?, Arc::clone(&waited), runtime)?;
+            streams.pipes.insert(path, pipe);
+            streams.outputs.push(ended);
+        }
+        Ok(streams)
     }
 }
 
 /// Sets the terminal that the caller made for the command to raw mode, because the command's own
 /// terminal in the container does the line editing.
-fn make_raw(terminal: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+fn make_raw(terminal: BorrowedFd<'_>) -> io::Result<()> {
     let mut modes = tcgetattr(terminal)?;
     modes.make_raw();
     Ok(tcsetattr(terminal, OptionalActions::Now, &modes)?)
@@ -515,20 +471,17 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 }
 
 /// Reports each change of the terminal's size, until the returned sender is dropped.
-fn watch_size(
-    terminal: OwnedFd,
-    first: Option<TerminalSize>,
-    send: crate::stream_copy::FrameSender,
-) -> io::Result<Sender<()>> {
+fn watch_size(first: Option<TerminalSize>, line: &Arc<LauncherChannel>) -> io::Result<Sender<()>> {
+    let (terminal, line) = (rustix::stdio::stdin().try_clone_to_owned()?, Arc::downgrade(line));
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {
         let mut last = first;
         while dropped.recv_timeout(SIZE_POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            let size = size_of(&terminal);
-            if let Some(size) = size.filter(|_| size != last) {
-                send(ChannelFrame::Resized(size));
-                last = Some(size);
-            }
+            let Some(size) = size_of(&terminal).filter(|size| Some(*size) != last) else { continue };
+            let Some(line) = line.upgrade() else { return };
+            // The channel is closed if this fails.
+            let _ = line.send_message(&LauncherMessage::Resized(size));
+            last = Some(size);
         }
     };
     thread::Builder::new().name("stockade-size".to_owned()).spawn(watch)?;

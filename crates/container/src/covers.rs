@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use stockade_backend_api::StartError;
 
 use crate::accounts::BindMountPair;
+use crate::cannot;
 use crate::in_container::ReachableObject;
 use crate::spec::text_of;
 
@@ -30,10 +31,8 @@ const COVER_MODE: u32 = 0;
 /// # Errors
 /// [`StartError`] if they cannot be made, or a path cannot be passed to a container engine.
 pub(crate) fn cover_paths(directory: &Path, reached: &[ReachableObject]) -> Result<Vec<BindMountPair>, StartError> {
-    let made = create_covers(directory).map_err(|why| StartError {
-        what: format!("cannot create the covers for hidden paths in {}: {why}", directory.display()),
-        hint: None,
-    })?;
+    let made = create_covers(directory)
+        .map_err(cannot(format!("create the covers for hidden paths in {}", directory.display())))?;
     let cover = |one: &ReachableObject| {
         let with = if one.is_directory { &made.1 } else { &made.0 };
         Ok((text_of(one.path.as_path())?.to_owned(), with.clone()))
@@ -49,7 +48,7 @@ pub(crate) fn cover_paths(directory: &Path, reached: &[ReachableObject]) -> Resu
 pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Result<Vec<BindMountPair>, StartError> {
     let empty = directory.join(VOLUME_COVER_NAME);
     is_there(fs::DirBuilder::new().mode(VOLUME_COVER_MODE).create(&empty))
-        .map_err(|why| StartError { what: format!("cannot make {}: {why}", empty.display()), hint: None })?;
+        .map_err(cannot(format!("make {}", empty.display())))?;
     Ok(volumes.iter().map(|volume| (volume.clone(), empty.clone())).collect())
 }
 

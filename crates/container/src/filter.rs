@@ -16,9 +16,9 @@ use stockade_launch::filter::never_allowed;
 use stockade_model::SandboxId;
 use stockade_sys::calls;
 
-use crate::ContainerEngineKind;
 use crate::accounts::write_shared_file;
 use crate::spec::text_of;
+use crate::{ContainerEngineKind, cannot};
 
 /// Calls that a command's own filter refuses, and that the launcher makes for it. They copy a
 /// socket, find whether threads share their descriptors, and resolve a path.
@@ -95,10 +95,8 @@ pub(crate) fn security_option(
     let mut hasher = DefaultHasher::new();
     profile.hash(&mut hasher);
     let name = format!("filter-{:016x}.json", hasher.finish());
-    write_shared_file(directory, &name, &profile, id).map_err(|why| StartError {
-        what: format!("cannot write the seccomp filter of the container to {}: {why}", directory.display()),
-        hint: None,
-    })?;
+    let written = write_shared_file(directory, &name, &profile, id);
+    written.map_err(cannot(format!("write the seccomp filter of the container to {}", directory.display())))?;
     Ok(format!("{OPTION_PREFIX}{}", text_of(&directory.join(name))?))
 }
 

@@ -1,20 +1,23 @@
 //! The host's end of a command's network access: the egress proxy. It decides by the plan and the
 //! later grants, whatever the container sends.
 //!
-//! This module must not depend on the transport of the frames.
+//! This module must not depend on the transport of the streams.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use rustix::io::Errno;
 use stockade_backend_api::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_egress::{
-    DialError, EgressCaller, EgressDecision, EgressEvent, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy,
-    EgressProxySetup, EgressRequest, NameLookupError, NameResolver, PendingDial, PreparedInterception, SystemResolver,
-    TrustRoots,
+    EgressCaller, EgressDecision, EgressEvent, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy,
+    EgressProxySetup, EgressRequest, NameLookupError, NameResolver, PreparedInterception, SystemResolver, TrustRoots,
 };
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Host, HostName, NetworkTarget,
@@ -22,12 +25,12 @@ use stockade_model::{
 };
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_permissions::reachable_targets::EgressReach;
-use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
 
-use crate::egress_requests::{TunnelRequest, TunnelResponse};
-use crate::frames::{ChannelFrame, FrameError};
+use crate::egress_requests::{TunnelRequest, TunnelResponse, receive_request, send_answer};
 use crate::lock_mutex;
-use crate::tunnel_streams::{TUNNEL_STREAMS_MAX, TunnelFrameSender, TunnelStreamTable};
+use crate::multiplexer::{TUNNEL_STREAMS_MAX, violation};
+use crate::tunnel_streams::forward_connection;
 
 /// Time-out for resolving a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,13 +44,10 @@ pub(crate) struct HostEgress {
     interception: Arc<PreparedInterception>,
     resolver: Arc<dyn NameResolver>,
     events: WeakEventSender,
-    runtime: Handle,
-    frame_sender: TunnelFrameSender,
-    stream_table: OnceLock<TunnelStreamTable>,
     egress_proxy: Mutex<HostEgressState>,
-    /// Requests without an answer, and the dialling of some.
-    open: Mutex<Vec<(u32, Option<PendingDial>)>>,
-    reports: Mutex<BTreeSet<String>>,
+    /// One for each connection or request.
+    permits: Semaphore,
+    reports: RefusalReports,
 }
 
 enum HostEgressState {
@@ -67,7 +67,6 @@ impl HostEgress {
         plan: &AttemptPlan,
         resolver: Option<Arc<dyn NameResolver>>,
         events: &AttemptEventSender,
-        (runtime, frame_sender): (Handle, TunnelFrameSender),
     ) -> Result<Self, StartError> {
         let rules = plan.profile.egress.clone();
         let interception = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
@@ -82,12 +81,9 @@ impl HostEgress {
             interception: Arc::new(interception),
             resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
             events: events.downgrade(),
-            runtime,
-            frame_sender,
-            stream_table: OnceLock::new(),
             egress_proxy: Mutex::new(HostEgressState::Shut),
-            open: Mutex::default(),
-            reports: Mutex::default(),
+            permits: Semaphore::new(TUNNEL_STREAMS_MAX),
+            reports: RefusalReports::new(events.downgrade(), REPORTED_REFUSALS_MAX),
         })
     }
 
@@ -98,149 +94,90 @@ impl HostEgress {
         }
     }
 
-    /// Processes a frame from the container that is about network access.
+    /// Serves a stream from the container: one request, and the connection.
     ///
     /// # Errors
-    /// [`FrameError`] if the container may not send it.
-    pub(crate) fn handle_frame(self: &Arc<Self>, frame: ChannelFrame) -> Result<(), FrameError> {
-        match frame {
-            ChannelFrame::Asked(id, question) => self.handle_request(id, &question),
-            ChannelFrame::Answered(..) => Err(FrameError::WRONG_DIRECTION),
-            ChannelFrame::Broken(id) => {
+    /// [`io::Error`]: of kind `InvalidData` if the container violates the protocol, of another kind
+    /// if the stream fails.
+    pub(crate) async fn serve_tunnel(
+        self: Arc<Self>,
+        receiver: RecvStream,
+        respond: SendResponse<Bytes>,
+    ) -> io::Result<()> {
+        let (request, mut receiver) = receive_request(receiver).await?;
+        let Ok(_permit) = self.permits.try_acquire() else {
+            let answer = TunnelResponse::from_errno(Errno::MFILE, "too many connections at once");
+            return send_answer(respond, &answer).await.map(drop);
+        };
+        let answered = tokio::select! {
+            answered = self.answer_request(request) => answered,
+            early = receiver.data() => return match early {
+                Some(Ok(_)) => Err(violation("bytes before they were expected")),
                 // Cancelled: the answer is not needed.
-                lock_mutex(&self.open).retain(|(open, _)| *open != id);
-                self.tunnel_streams().handle_frame(ChannelFrame::Broken(id))
+                Some(Err(_)) | None => Ok(()),
+            },
+        };
+        match answered {
+            Ok(connection) => {
+                let sender = send_answer(respond, &TunnelResponse::Connected).await?;
+                forward_connection(connection, (sender, receiver), ()).await
             }
-            frame => self.tunnel_streams().handle_frame(frame),
+            Err(answer) => send_answer(respond, &answer).await.map(drop),
         }
     }
 
     /// Ends the network access after the command. Sends its remaining data, for a second at most,
-    /// and reports the last records.
+    /// resets the connections, and reports the last records.
     pub(crate) fn shut_down(&self) {
         let state = std::mem::replace(&mut *lock_mutex(&self.egress_proxy), HostEgressState::Over);
-        lock_mutex(&self.open).clear();
         if let HostEgressState::Open(egress_proxy) = state {
             egress_proxy.stop();
         }
-        self.tunnel_streams().break_off();
     }
 
-    fn tunnel_streams(&self) -> &TunnelStreamTable {
-        self.stream_table.get_or_init(|| TunnelStreamTable::new(Arc::clone(&self.frame_sender)))
-    }
-
-    fn handle_request(self: &Arc<Self>, id: u32, question: &[u8]) -> Result<(), FrameError> {
-        let question: TunnelRequest = serde_json::from_slice(question).map_err(|_| FrameError::MALFORMED_REQUEST)?;
-        let mut open = lock_mutex(&self.open);
-        if open.iter().any(|(other, _)| *other == id) {
-            return Err(FrameError::NUMBER_IN_USE);
-        }
-        if open.len() + self.tunnel_streams().stream_count() >= TUNNEL_STREAMS_MAX {
-            drop(open);
-            self.send_answer(id, TunnelResponse::from_errno(rustix::io::Errno::MFILE, "too many connections at once"));
-            return Ok(());
-        }
-        open.push((id, None));
-        drop(open);
-        match question {
+    /// Returns the requested connection, or another answer.
+    async fn answer_request(&self, request: TunnelRequest) -> Result<TcpStream, TunnelResponse> {
+        match request {
             TunnelRequest::Connect { target, pid, program } => {
-                self.connect_target(id, target, EgressCaller { pid, program })
+                self.connect_target(target, EgressCaller { pid, program }).await
             }
-            TunnelRequest::LookUp { name } => match name.parse() {
-                Ok(Host::Name(name)) => self.look_up(id, name),
-                Ok(Host::Address(_)) | Err(_) => self.answer_pending(id, TunnelResponse::NoSuchName),
-            },
-        }
-        Ok(())
-    }
-
-    fn connect_target(self: &Arc<Self>, id: u32, target: NetworkTarget, caller: EgressCaller) {
-        let rule = match self.reach.decide_target(&target) {
-            Ok(rule) => rule,
-            Err(refusal) => {
-                self.tell_refused(&target, &caller, &refusal);
-                return self.answer_pending(id, TunnelResponse::Refused { rule: refusal.rule });
-            }
-        };
-        // Weak, because the egress proxy must not keep its owner alive.
-        let own = Arc::downgrade(self);
-        let on_dialled = move |dial_result| {
-            if let Some(own) = own.upgrade() {
-                own.handle_dial_result(id, dial_result);
-            }
-        };
-        let dialling = self
-            .with_proxy(|egress_proxy| egress_proxy.dial_for_tunnel(target, caller, EgressPermit { rule }, on_dialled));
-        match dialling {
-            Ok(dialling) => {
-                let mut open = lock_mutex(&self.open);
-                match open.iter_mut().find(|(other, _)| *other == id) {
-                    Some(entry) => entry.1 = Some(dialling),
-                    // Answered already.
-                    None => dialling.detach(),
-                }
-            }
-            Err(error) => {
-                self.answer_pending(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string()))
-            }
+            TunnelRequest::LookUp { name } => Err(match name.parse() {
+                Ok(Host::Name(name)) => self.look_up(name).await,
+                Ok(Host::Address(_)) | Err(_) => TunnelResponse::NoSuchName,
+            }),
         }
     }
 
-    /// Handles the result of dialling, on the proxy's thread.
-    fn handle_dial_result(self: &Arc<Self>, id: u32, dial_result: Result<TcpStream, DialError>) {
-        let stream = match dial_result {
-            Ok(stream) => stream,
-            Err(failure) => return self.answer_pending(id, TunnelResponse::from_dial_error(&failure)),
-        };
-        // Under one lock, because it counts either as a request or as a connection.
-        let mut open = lock_mutex(&self.open);
-        if remove_request(&mut open, id).is_none() {
-            return;
-        }
-        let begun = self.tunnel_streams().start_stream(
-            id,
-            (stream, Some(TunnelResponse::Connected.to_frame(id))),
-            &self.runtime,
-        );
-        drop(open);
-        if let Err(error) = begun {
-            self.send_answer(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string()));
-        }
+    async fn connect_target(&self, target: NetworkTarget, caller: EgressCaller) -> Result<TcpStream, TunnelResponse> {
+        let rule = self.reach.decide_target(&target).map_err(|refusal| {
+            self.reports.report_refusal(&target.to_string(), &caller, &refusal);
+            TunnelResponse::Refused { rule: refusal.rule }
+        })?;
+        let (tell, dial_result) = oneshot::channel();
+        // The receiver is gone if the request was cancelled.
+        let on_dialled = move |result| drop(tell.send(result));
+        let over = |error: &dyn std::fmt::Display| TunnelResponse::from_errno(Errno::NETDOWN, &error.to_string());
+        // Cancelled if the request is.
+        let _dialling = self
+            .with_proxy(|egress_proxy| egress_proxy.dial_for_tunnel(target, caller, EgressPermit { rule }, on_dialled))
+            .map_err(|error| over(&error))?;
+        let dial_result = dial_result.await.map_err(|_| over(&"the command is over"))?;
+        dial_result.map_err(|failure| TunnelResponse::from_dial_error(&failure))
     }
 
-    fn look_up(self: &Arc<Self>, id: u32, name: HostName) {
+    async fn look_up(&self, name: HostName) -> TunnelResponse {
         if !self.reach.allows_name(&name) {
             // No lookup is made outside, because it would carry data out.
-            return self.answer_pending(id, TunnelResponse::Addresses(Err("no rule matches this name".to_owned())));
+            return TunnelResponse::Addresses(Err("no rule matches this name".to_owned()));
         }
-        let own = Arc::clone(self);
-        self.runtime.spawn(async move {
-            let resolver = Arc::clone(&own.resolver);
-            let looked = tokio::task::spawn_blocking(move || resolver.resolve_name(&name));
-            let answer = match tokio::time::timeout(LOOKUP_TIMEOUT, looked).await {
-                Ok(Ok(Ok(addresses))) => TunnelResponse::from_addresses(addresses),
-                Ok(Ok(Err(NameLookupError::NoSuchName))) => TunnelResponse::NoSuchName,
-                Ok(Ok(Err(NameLookupError::Failed(why)))) => TunnelResponse::Addresses(Err(why)),
-                Ok(Err(_)) | Err(_) => TunnelResponse::Addresses(Err("no answer in ten seconds".to_owned())),
-            };
-            own.answer_pending(id, answer);
-        });
-    }
-
-    /// Answers a request, unless it was cancelled.
-    fn answer_pending(&self, id: u32, answer: TunnelResponse) {
-        let settled = remove_request(&mut lock_mutex(&self.open), id);
-        if settled.is_some() {
-            self.send_answer(id, answer);
+        let resolver = Arc::clone(&self.resolver);
+        let looked = tokio::task::spawn_blocking(move || resolver.resolve_name(&name));
+        match tokio::time::timeout(LOOKUP_TIMEOUT, looked).await {
+            Ok(Ok(Ok(addresses))) => TunnelResponse::from_addresses(addresses),
+            Ok(Ok(Err(NameLookupError::NoSuchName))) => TunnelResponse::NoSuchName,
+            Ok(Ok(Err(NameLookupError::Failed(why)))) => TunnelResponse::Addresses(Err(why)),
+            Ok(Err(_)) | Err(_) => TunnelResponse::Addresses(Err("no answer in ten seconds".to_owned())),
         }
-    }
-
-    fn send_answer(&self, id: u32, answer: TunnelResponse) {
-        let posted = (self.frame_sender)(answer.to_frame(id));
-        self.runtime.spawn(async move {
-            posted.await;
-        });
     }
 
     fn with_proxy<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> io::Result<T> {
@@ -274,20 +211,39 @@ impl HostEgress {
         };
         EgressProxy::start(setup).map_err(io::Error::other)
     }
+}
 
-    /// Reports a request that the container made without permission.
-    fn tell_refused(&self, target: &NetworkTarget, caller: &EgressCaller, refusal: &PermissionRefusal) {
-        let mut reports = lock_mutex(&self.reports);
-        let object = target.to_string();
-        if reports.len() >= REPORTED_REFUSALS_MAX || !reports.insert(object.clone()) {
-            return;
+/// Receives a decision.
+pub(crate) type DecisionCallback = Box<dyn FnOnce(EgressDecision) + Send>;
+
+/// Converts a decision by permissions.
+pub(crate) fn egress_decision(decided: Result<String, PermissionRefusal>) -> EgressDecision {
+    match decided {
+        Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
+        Err(PermissionRefusal { rule, grant }) => EgressDecision::Refused { rule, grant },
+    }
+}
+
+/// Reports each refused request of an attempt once.
+pub(crate) struct RefusalReports {
+    events: WeakEventSender,
+    max: usize,
+    reported: Mutex<BTreeSet<String>>,
+}
+
+impl RefusalReports {
+    /// At most so many different ones.
+    pub(crate) fn new(events: WeakEventSender, max: usize) -> Self {
+        Self { events, max, reported: Mutex::default() }
+    }
+
+    pub(crate) fn report_refusal(&self, object: &str, caller: &EgressCaller, refusal: &PermissionRefusal) {
+        let mut reported = lock_mutex(&self.reported);
+        if reported.len() < self.max && reported.insert(object.to_owned()) {
+            drop(reported);
+            let EgressCaller { pid, program } = caller.clone();
+            self.events.send_event(AttemptEvent::Denied(Denial { pid, program, ..refusal_denial(object, refusal) }));
         }
-        let denial = refusal_denial(&object, refusal);
-        self.events.send_event(AttemptEvent::Denied(Denial {
-            pid: caller.pid,
-            program: caller.program.clone(),
-            ..denial
-        }));
     }
 }
 
@@ -319,34 +275,17 @@ pub(crate) fn refusal_denial(object: &str, refusal: &PermissionRefusal) -> Denia
     }
 }
 
-/// Removes a request, and detaches its dialling.
-fn remove_request(open: &mut Vec<(u32, Option<PendingDial>)>, id: u32) -> Option<()> {
-    let at = open.iter().position(|(other, _)| *other == id)?;
-    if let (_, Some(dialling)) = open.swap_remove(at) {
-        dialling.detach();
-    }
-    Some(())
-}
-
 /// Decides by the approved targets; questions are put by the other end in the container.
 struct ApprovedTargetPolicy(EgressReach);
 
 impl EgressPolicy for ApprovedTargetPolicy {
-    fn decide_request(
-        &self,
-        egress_request: EgressRequest,
-        _caller: &EgressCaller,
-        answer: Box<dyn FnOnce(EgressDecision) + Send>,
-    ) {
+    fn decide_request(&self, egress_request: EgressRequest, _caller: &EgressCaller, answer: DecisionCallback) {
         let decided = match &egress_request {
             EgressRequest::Target(target) => self.0.decide_target(target),
             EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),
             EgressRequest::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
         };
-        answer(match decided {
-            Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
-            Err(refusal) => EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant },
-        });
+        answer(egress_decision(decided));
     }
 
     fn is_agreed(&self, name: &HostName) -> bool {
@@ -357,16 +296,20 @@ impl EgressPolicy for ApprovedTargetPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
     use std::io::{Read as _, Write as _};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
     use std::sync::mpsc::{Receiver, channel};
 
+    use h2::SendStream;
+    use h2::client::SendRequest;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use stockade_model::{
-        EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
-        SandboxId,
+
+    use crate::egress_requests::{TUNNEL_PATH, send_request};
+    use crate::multiplexer::{
+        accept_streams, connect_streams, encode_message, finish_sending, open_stream, send_bytes,
     };
+
+    use crate::shared_tests::plan;
 
     const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -381,62 +324,57 @@ mod tests {
         }
     }
 
-    /// The host's end, with its output.
+    /// The host's end, and the streams of the container.
     struct Host {
         outside: Arc<HostEgress>,
-        posted: Receiver<ChannelFrame>,
+        requests: SendRequest<Bytes>,
+        /// What ended the streams of the container.
+        ends: Receiver<io::Result<()>>,
         reports: Receiver<AttemptEvent>,
         _events: AttemptEventSender,
-        _runtime: tokio::runtime::Runtime,
-    }
-
-    fn plan(grants: &[String]) -> AttemptPlan {
-        let special = ["127.0.0.0/8".parse().unwrap()].into();
-        AttemptPlan {
-            request: RequestId::from_random([1; 16]),
-            attempt: 1,
-            argv: vec!["true".into()],
-            environment: BTreeMap::new(),
-            cwd: "/workspace".into(),
-            workspace: "/workspace".into(),
-            profile: Profile {
-                name: SandboxId::from_random([1; 16]).to_string(),
-                sandboxed: true,
-                filesystem: FilesystemAccess::default(),
-                exec: ExecRules::default(),
-                network: NetworkAccess::None,
-                egress: EgressRules { special, ..EgressRules::default() },
-                environment: EnvironmentRules::default(),
-                limits: Limits::default(),
-            },
-            grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
-            effects: Vec::new(),
-            level: IsolationLevel::Full,
-            backend: "docker".to_owned(),
-        }
+        runtime: tokio::runtime::Runtime,
     }
 
     fn host(grants: &[String]) -> Host {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (sender, posted) = channel();
-        let frame_sender: TunnelFrameSender =
-            Arc::new(move |frame| Box::pin(std::future::ready(sender.send(frame).is_ok())));
         let (teller, reports) = channel();
         let events = AttemptEventSender::new(move |event| drop(teller.send(event)));
-        let around = (runtime.handle().clone(), frame_sender);
-        let outside = HostEgress::for_plan(&plan(grants), Some(Arc::new(Loopback)), &events, around).unwrap();
-        Host { outside: Arc::new(outside), posted, reports, _events: events, _runtime: runtime }
+        let outside = Arc::new(HostEgress::for_plan(&plan(grants), Some(Arc::new(Loopback)), &events).unwrap());
+        let (tell, ends) = channel();
+        let (inside, channel) = tokio::io::duplex(64 << 10);
+        let served = Arc::clone(&outside);
+        runtime.spawn(async move {
+            let mut accepted = accept_streams(channel).await.unwrap();
+            while let Some(Ok((request, respond))) = accepted.accept().await {
+                let (served, tell) = (Arc::clone(&served), tell.clone());
+                tokio::spawn(async move { tell.send(served.serve_tunnel(request.into_body(), respond).await) });
+            }
+        });
+        let (requests, connection) = runtime.block_on(connect_streams(inside)).unwrap();
+        runtime.spawn(connection);
+        Host { outside, requests, ends, reports, _events: events, runtime }
     }
 
+    type Stream = (SendStream<Bytes>, RecvStream);
+
     impl Host {
-        fn ask(&self, id: u32, question: &TunnelRequest) -> TunnelResponse {
-            self.outside.handle_frame(question.to_frame(id)).unwrap();
-            loop {
-                match self.posted.recv_timeout(TIMEOUT).unwrap() {
-                    ChannelFrame::Answered(to, answer) if to == id => return serde_json::from_slice(&answer).unwrap(),
-                    _ => {}
-                }
-            }
+        fn open(&self, request: &TunnelRequest) -> (TunnelResponse, Stream) {
+            let asked = send_request(&self.requests, request);
+            self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, asked).await.unwrap().unwrap() })
+        }
+
+        fn ask(&self, request: &TunnelRequest) -> TunnelResponse {
+            self.open(request).0
+        }
+
+        /// Opens a stream with these bytes in place of a request, and returns its end.
+        fn open_raw(&self, bytes: &[u8]) -> io::Result<()> {
+            let (_response, _stream) = self.runtime.block_on(async {
+                let (response, mut stream) = open_stream(&self.requests, TUNNEL_PATH, false).await.unwrap();
+                send_bytes(&mut stream, Bytes::copy_from_slice(bytes)).await.unwrap();
+                (response, stream)
+            });
+            self.ends.recv_timeout(TIMEOUT).unwrap()
         }
     }
 
@@ -468,21 +406,21 @@ mod tests {
         let (port, client_texts) = server();
         let host = host(&[format!("connect good.test:{port}")]);
         // Forged: the container has no permission for these.
-        for (id, target) in
-            [(1, format!("evil.test:{port}")), (2, format!("127.0.0.1:{port}")), (3, "good.test:1".to_owned())]
-        {
-            let answer = host.ask(id, &connect(&target));
+        for target in [format!("evil.test:{port}"), format!("127.0.0.1:{port}"), "good.test:1".to_owned()] {
+            let answer = host.ask(&connect(&target));
             assert!(matches!(answer, TunnelResponse::Refused { .. }), "{target}: {answer:?}");
             let AttemptEvent::Denied(denial) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("not told") };
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
         assert!(client_texts.try_recv().is_err(), "somebody was reached");
         // Control: a granted target is reached.
-        assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), TunnelResponse::Connected);
-        let ChannelFrame::Piece(4, hello) = host.posted.recv_timeout(TIMEOUT).unwrap() else { panic!("no bytes") };
-        assert_eq!(hello, b"hello");
-        host.outside.handle_frame(ChannelFrame::Piece(4, b"and hello".to_vec())).unwrap();
-        host.outside.handle_frame(ChannelFrame::Piece(4, Vec::new())).unwrap();
+        let (answer, (mut sender, mut receiver)) = host.open(&connect(&format!("good.test:{port}")));
+        assert_eq!(answer, TunnelResponse::Connected);
+        host.runtime.block_on(async {
+            assert_eq!(receiver.data().await.unwrap().unwrap(), "hello");
+            send_bytes(&mut sender, Bytes::from_static(b"and hello")).await.unwrap();
+            finish_sending(&mut sender).unwrap();
+        });
         assert_eq!(client_texts.recv_timeout(TIMEOUT).unwrap(), "and hello");
         host.outside.shut_down();
         let AttemptEvent::Connection(record) = host.reports.recv_timeout(TIMEOUT).unwrap() else { panic!("no record") };
@@ -491,7 +429,7 @@ mod tests {
             (format!("good.test:{port}"), 9, 5)
         );
         // After the end there is no network access.
-        assert!(matches!(host.ask(5, &connect(&format!("good.test:{port}"))), TunnelResponse::Failed { .. }));
+        assert!(matches!(host.ask(&connect(&format!("good.test:{port}"))), TunnelResponse::Failed { .. }));
     }
 
     #[test]
@@ -500,14 +438,14 @@ mod tests {
         let host = host(&[]);
         let target = format!("late.test:{port}");
         let look_up = |name: &str| TunnelRequest::LookUp { name: name.to_owned() };
-        assert!(matches!(host.ask(1, &connect(&target)), TunnelResponse::Refused { .. }));
-        assert!(matches!(host.ask(2, &look_up("late.test")), TunnelResponse::Addresses(Err(_))));
+        assert!(matches!(host.ask(&connect(&target)), TunnelResponse::Refused { .. }));
+        assert!(matches!(host.ask(&look_up("late.test")), TunnelResponse::Addresses(Err(_))));
         host.outside.apply_answer(&HeldAnswer::Refused);
-        assert!(matches!(host.ask(3, &connect(&target)), TunnelResponse::Refused { .. }));
+        assert!(matches!(host.ask(&connect(&target)), TunnelResponse::Refused { .. }));
         host.outside.apply_answer(&HeldAnswer::Granted(vec![format!("connect {target}").parse().unwrap()]));
-        assert!(matches!(host.ask(4, &look_up("late.test")), TunnelResponse::Addresses(Ok(_))));
-        assert!(matches!(host.ask(5, &look_up("secret-data.evil.test")), TunnelResponse::Addresses(Err(_))));
-        assert_eq!(host.ask(6, &connect(&target)), TunnelResponse::Connected);
+        assert!(matches!(host.ask(&look_up("late.test")), TunnelResponse::Addresses(Ok(_))));
+        assert!(matches!(host.ask(&look_up("secret-data.evil.test")), TunnelResponse::Addresses(Err(_))));
+        assert_eq!(host.ask(&connect(&target)), TunnelResponse::Connected);
         host.outside.shut_down();
     }
 
@@ -520,24 +458,36 @@ mod tests {
         let (port, _client_texts) = server();
         let target = format!("good.test:{port}");
         let host = host(&[format!("connect {target}")]);
-        let stands = |id: u32| host.ask(id, &connect(&target)) == TunnelResponse::Connected;
-        for id in 0..TUNNEL_STREAMS_MAX as u32 {
-            assert!(stands(id), "{id}");
+        let mut streams = Vec::new();
+        for number in 0..TUNNEL_STREAMS_MAX {
+            let (answer, stream) = host.open(&connect(&target));
+            assert_eq!(answer, TunnelResponse::Connected, "{number}");
+            streams.push(stream);
         }
-        assert!(!stands(1000));
-        assert_eq!(host.outside.handle_frame(ChannelFrame::Answered(1, Vec::new())), Err(FrameError::WRONG_DIRECTION));
-        assert_eq!(
-            host.outside.handle_frame(ChannelFrame::Asked(1001, b"what".to_vec())),
-            Err(FrameError::MALFORMED_REQUEST)
-        );
+        let too_many = host.ask(&connect(&target));
+        assert!(matches!(too_many, TunnelResponse::Failed { errno, .. } if errno == Errno::MFILE.raw_os_error()));
         // A connection that ends makes room.
-        host.outside.handle_frame(ChannelFrame::Broken(7)).unwrap();
+        drop(streams.pop());
         let give_up = std::time::Instant::now() + TIMEOUT;
-        while host.outside.tunnel_streams().stream_count() == TUNNEL_STREAMS_MAX && std::time::Instant::now() < give_up
-        {
-            std::thread::yield_now();
+        while host.ask(&connect(&target)) != TunnelResponse::Connected {
+            assert!(std::time::Instant::now() < give_up, "an ended connection makes no room");
         }
-        assert!(stands(1002));
         host.outside.shut_down();
+    }
+    #[test]
+    fn only_a_request_may_arrive_before_the_answer() {
+        let host = host(&[]);
+        let request = encode_message(&TunnelRequest::LookUp { name: "late.test".to_owned() }).unwrap();
+        for (bytes, what) in [
+            (&b"\x04\0\0\0what"[..], "a malformed request"),
+            (b"\0\0\x01\0", "a message that is too long"),
+            (&[&request[..], b"early"].concat(), "bytes before they were expected"),
+        ] {
+            let error = host.open_raw(bytes).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert_eq!(error.to_string(), format!("the other side sent {what}"));
+        }
+        // Control: the other requests are answered.
+        assert!(matches!(host.ask(&connect("late.test:1")), TunnelResponse::Refused { .. }));
     }
 }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use bollard::Docker;
 use bollard::errors::Error;
 
-use crate::client::{CREATE_TIMEOUT, ContainerClient};
-use crate::persistent::is_running;
+use crate::client::{CREATE_TIMEOUT, ContainerClient, container_runs};
 
 /// Time-out for such a launcher to end.
 const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,10 +44,8 @@ async fn kill_and_explain(
     exec: String,
     has_isolation: bool,
 ) -> Result<&'static str, Error> {
-    match docker.inspect_container(&container, None).await {
-        Ok(found) if is_running(&found) => {}
-        Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok("its container has ended"),
-        Err(error) => return Err(error),
+    if !container_runs(&docker, &container).await? {
+        return Ok("its container has ended");
     }
     if has_isolation || ends_by_itself(&docker, &exec).await {
         return Ok("its launcher in the container ended without a report");

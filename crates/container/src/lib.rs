@@ -18,7 +18,6 @@ mod command;
 mod covers;
 mod egress_requests;
 mod filter;
-mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -29,9 +28,13 @@ mod launcher;
 mod limits;
 mod links;
 mod mount_check;
+mod multiplexer;
+mod observed_attempt;
 mod persistent;
 mod sandbox;
 mod sessions;
+#[cfg(test)]
+mod shared_tests;
 mod socket;
 mod spec;
 mod stream_copy;
@@ -40,6 +43,8 @@ mod verification;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use stockade_backend_api::StartError;
 
 pub use images::{PullProgress, PullProgressSink};
 pub use sandbox::{ContainerEngineInfo, ContainerSandboxes};
@@ -76,6 +81,11 @@ pub struct ContainerSettings {
     pub accounts: PathBuf,
     /// Owner of the list of sandboxes: containers of another owner are never touched.
     pub owner: String,
+}
+
+/// Returns the conversion of a cause to the error that this cannot be done.
+fn cannot<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> StartError {
+    move |why| StartError { what: format!("cannot {what}: {why}"), hint: None }
 }
 
 /// Locks a mutex; data that a panicked thread left is used as it is.

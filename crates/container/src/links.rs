@@ -15,9 +15,9 @@ use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
 use crate::accounts::BindMountPair;
-use crate::client::{CREATE_TIMEOUT, ContainerClient};
+use crate::client::{CREATE_TIMEOUT, ContainerClient, none_if_missing};
 use crate::persistent::remove_container;
-use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, TEMPORARY_DIRS, image_name};
+use crate::spec::{LAUNCHER_PATH, TEMPORARY_DIRS, launcher_request};
 
 /// Bit of a symbolic link in a mode of Go (`fs.ModeSymlink`).
 const LINK_MODE: u32 = 1 << 27;
@@ -33,15 +33,8 @@ pub(crate) fn require_none(
     (name, labels): (String, HashMap<String, String>),
     placed: &[BindMountPair],
 ) -> Result<(), StartError> {
-    let body = ContainerCreateBody {
-        image: Some(image_name(image)),
-        labels: Some(labels),
-        entrypoint: Some(vec![LAUNCHER_PATH.to_owned()]),
-        cmd: Some(HOLD_COMMAND.map(str::to_owned).to_vec()),
-        network_disabled: Some(true),
-        host_config: Some(HostConfig { network_mode: Some("none".to_owned()), ..HostConfig::default() }),
-        ..ContainerCreateBody::default()
-    };
+    let network = HostConfig { network_mode: Some("none".to_owned()), ..HostConfig::default() };
+    let body = ContainerCreateBody { host_config: Some(network), ..launcher_request(image, labels) };
     let mounted_at = mount_points(placed);
     let found = client.call(CREATE_TIMEOUT, |docker| async move {
         let options = CreateContainerOptionsBuilder::new().name(&name).build();
@@ -78,10 +71,9 @@ fn is_link(mount_path: &str, found: &PathStatResponse) -> bool {
 async fn first_link(docker: &Docker, container: &str, mounted_at: BTreeSet<String>) -> Result<Option<String>, Error> {
     for mount_path in mounted_at {
         let options = ContainerArchiveInfoOptionsBuilder::new().path(&mount_path).build();
-        match docker.get_container_archive_info(container, Some(options)).await {
-            Ok(found) if is_link(&mount_path, &found) => return Ok(Some(mount_path)),
-            Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => {}
-            Err(error) => return Err(error),
+        let found = none_if_missing(docker.get_container_archive_info(container, Some(options)).await)?;
+        if found.is_some_and(|found| is_link(&mount_path, &found)) {
+            return Ok(Some(mount_path));
         }
     }
     Ok(None)

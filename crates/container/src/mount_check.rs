@@ -9,9 +9,9 @@ use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::RawText;
 use stockade_model::mountinfo::{self, MountInfoEntry};
 
-use crate::ContainerEngineKind;
 use crate::in_container::ContainerMounts;
 use crate::spec::LAUNCHER_PATH;
+use crate::{ContainerEngineKind, cannot};
 
 /// Device nodes of every container.
 const REQUIRED_DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"];
@@ -58,7 +58,7 @@ impl ExpectedMounts {
     pub(crate) fn require_match(&self, found: &ContainerMounts, is_host_kernel: bool) -> Result<(), StartError> {
         let own = File::open(mountinfo::OWN_MOUNTINFO)
             .and_then(mountinfo::read_mountinfo)
-            .map_err(|why| StartError { what: format!("cannot read /proc/self/mountinfo: {why}"), hint: None })?;
+            .map_err(cannot("read /proc/self/mountinfo"))?;
         let own: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(&own).collect();
         let mounts: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(found.text.as_bytes()).collect();
         for mount in &mounts {

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use rustix::fs::{Mode, OFlags};
 use stockade_backend_api::{
     Backend, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxTree, StartError,
+    SandboxTree,
 };
 use stockade_model::SandboxUsage;
 use stockade_model::{EnforcementReport, ResourceUsage, SandboxId};
@@ -23,15 +23,12 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::client::{CREATE_TIMEOUT, CallError};
+use crate::cannot;
+use crate::client::{CREATE_TIMEOUT, container_runs};
 use crate::command::{ContainerCommandBackend, ContainerCondition};
 
 /// Delay before the next check for the end of a container, if the engine closed the connection.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
-
-pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
-    found.state.as_ref().is_some_and(|state| state.running == Some(true))
-}
 
 /// Returns its start time, if the engine reports it.
 pub(crate) fn start_time(found: &ContainerInspectResponse) -> Option<SystemTime> {
@@ -60,11 +57,7 @@ async fn watch_container(
     loop {
         // The first answer, or the engine closed the connection: then the container is inspected.
         let _ = docker.wait_container(&container, None).next().await;
-        let runs = match docker.inspect_container(&container, None).await {
-            Ok(found) => is_running(&found),
-            Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => false,
-            Err(_) => true,
-        };
+        let runs = container_runs(&docker, &container).await.unwrap_or(true);
         if !runs {
             has_ended.send_replace(true);
         }
@@ -81,10 +74,7 @@ async fn watch_container(
 
 /// Sandbox in a container.
 pub(crate) struct ContainerSandbox {
-    id: SandboxId,
-    workspace: PathBuf,
-    home: PathBuf,
-    started: Option<SystemTime>,
+    plan: SandboxPlan,
     backend: Arc<ContainerCommandBackend>,
     ended: Arc<AtomicBool>,
     watch: AbortHandle,
@@ -94,7 +84,6 @@ impl ContainerSandbox {
     /// Starts to watch a running container.
     pub(crate) fn watch_started(
         plan: &SandboxPlan,
-        started: Option<SystemTime>,
         backend: ContainerCommandBackend,
         events: SandboxEventSender,
     ) -> Self {
@@ -103,22 +92,10 @@ impl ContainerSandbox {
         let telling = (events, Arc::clone(&ended));
         let watch = watch_container(backend.client.api_client(), container, telling, backend.has_ended.clone());
         Self {
-            id: plan.id.clone(),
-            workspace: plan.workspace.clone(),
-            home: plan.home.clone(),
-            started,
-            watch: backend.client.spawn_task(watch),
+            plan: plan.clone(),
+            watch: backend.client.runtime_handle().spawn(watch).abort_handle(),
             backend: Arc::new(backend),
             ended,
-        }
-    }
-
-    fn call_error(&self, what: &str, error: CallError) -> SandboxError {
-        match self.backend.query_condition() {
-            ContainerCondition::Gone => SandboxError::Gone(self.id.clone()),
-            ContainerCondition::Paused | ContainerCondition::Goes => {
-                error.to_start_error(&format!("{what} the sandbox {}", self.id)).into()
-            }
         }
     }
 
@@ -130,13 +107,18 @@ impl ContainerSandbox {
     {
         let container = self.backend.container.clone();
         let done = self.backend.client.call(CREATE_TIMEOUT, |docker| call(docker, container));
-        done.map_err(|error| self.call_error(what, error))
+        done.map_err(|error| match self.backend.query_condition() {
+            ContainerCondition::Gone => SandboxError::Gone(self.plan.id.clone()),
+            ContainerCondition::Paused | ContainerCondition::Goes => {
+                error.to_start_error(&format!("{what} the sandbox {}", self.plan.id)).into()
+            }
+        })
     }
 }
 
 impl Sandbox for ContainerSandbox {
     fn id(&self) -> &SandboxId {
-        &self.id
+        &self.plan.id
     }
 
     fn enforcement_report(&self) -> &EnforcementReport {
@@ -171,21 +153,21 @@ impl Sandbox for ContainerSandbox {
             let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
             docker.stats(&container, Some(options)).next().await.transpose()
         })?;
-        let mut usage = stats.map(|stats| sandbox_usage(&stats)).ok_or_else(|| SandboxError::Gone(self.id.clone()))?;
-        let since = self.started.and_then(|started| SystemTime::now().duration_since(started).ok());
+        let mut usage =
+            stats.map(|stats| sandbox_usage(&stats)).ok_or_else(|| SandboxError::Gone(self.plan.id.clone()))?;
+        let since = self.backend.started.and_then(|started| SystemTime::now().duration_since(started).ok());
         usage.total.wall_ms = since.unwrap_or_default().as_millis() as u64;
         Ok(usage)
     }
 
     fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
         let (inside, path) = match which {
-            SandboxTree::Workspace => (INSIDE_WORKSPACE, &self.workspace),
-            SandboxTree::Home => (INSIDE_HOME, &self.home),
+            SandboxTree::Workspace => (INSIDE_WORKSPACE, &self.plan.workspace),
+            SandboxTree::Home => (INSIDE_HOME, &self.plan.home),
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
-            StartError { what: format!("cannot open the host directory of {inside}: {errno}"), hint: None }.into()
-        })
+        let opened = rustix::fs::open(path, flags, Mode::empty());
+        Ok(opened.map_err(cannot(format!("open the host directory of {inside}")))?)
     }
 
     fn destroy(&self) -> Result<(), SandboxError> {

@@ -6,7 +6,6 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
 
 use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
@@ -17,25 +16,24 @@ use stockade_backend_api::{
     SandboxPlan, SandboxProvider, StartError,
 };
 use stockade_egress::NameResolver;
-use stockade_model::{
-    BackgroundPolicy, EnforcementReport, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId,
-};
+use stockade_model::{BackgroundPolicy, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId};
 use tokio::sync::watch;
 
 use crate::accounts::BindMountPair;
-use crate::client::{CALL_TIMEOUT, CREATE_TIMEOUT, CallError, ContainerClient};
+use crate::client::{CALL_TIMEOUT, CREATE_TIMEOUT, CallError, ContainerClient, is_running};
 use crate::command::ContainerCommandBackend;
 use crate::images::{ImageProperties, PullProgressSink};
 use crate::in_container::ReachableObject;
 use crate::mount_check::{ExpectedMounts, SharedObject};
-use crate::persistent::{ContainerSandbox, is_running, remove_container, start_time};
+use crate::persistent::{ContainerSandbox, remove_container, start_time};
 use crate::spec::{
     ContainerContext, ContainerUser, LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, container_name, create_request,
     owner_labels, text_of,
 };
+use crate::verification::HostFileSet;
 use crate::{
-    ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mount_check, sessions,
-    socket, verification,
+    ContainerEngineKind, ContainerSettings, accounts, cannot, covers, filter, images, limits, links, mount_check,
+    sessions, socket, verification,
 };
 
 /// Makes sandboxes with one engine.
@@ -169,20 +167,20 @@ impl ContainerSandboxes {
         connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
         image: &ImageDigest,
-    ) -> Result<(StartedContainer, ContainerCommandBackend), StartError> {
+    ) -> Result<ContainerCommandBackend, StartError> {
         let facts = images::require_image(&connected.client, image, self.tell_pull.as_ref())?;
         limits::require_enforced(&plan.profile.limits)?;
         let own = (format!("{}-image", container_name(&plan.id)), owner_labels(&plan.id, &self.settings.owner));
         let user = user_of(self.kind, connected, &look_at("workspace", &plan.workspace)?)?;
         links::require_none(&connected.client, image, own, &self.placed_files(user, &facts, &plan.id)?)?;
-        let (made, backend, reached) = self.start_container(connected, plan, (image, &facts, &[]))?;
+        let (backend, reached) = self.start_container(connected, plan, (image, &facts, &[]))?;
         if reached.is_empty() {
-            return Ok((made, backend));
+            return Ok(backend);
         }
         self.remove(connected, &plan.id)?;
-        let (made, backend, reached) = self.start_container(connected, plan, (image, &facts, &reached))?;
+        let (backend, reached) = self.start_container(connected, plan, (image, &facts, &reached))?;
         match reached.first() {
-            None => Ok((made, backend)),
+            None => Ok(backend),
             Some(ReachableObject { path, .. }) => Err(StartError {
                 what: format!("{} must be hidden, but it is reachable in the container", path.to_escaped()),
                 hint: Some("use a container runtime whose kernel has Landlock".to_owned()),
@@ -197,7 +195,7 @@ impl ContainerSandboxes {
         connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
         (image, facts, covered): (&ImageDigest, &ImageProperties, &[ReachableObject]),
-    ) -> Result<(StartedContainer, ContainerCommandBackend, Vec<ReachableObject>), StartError> {
+    ) -> Result<(ContainerCommandBackend, Vec<ReachableObject>), StartError> {
         // An engine may create a missing path.
         let shared = self.look_at_shared(plan)?;
         let user = user_of(self.kind, connected, &shared.workspace)?;
@@ -228,32 +226,18 @@ impl ContainerSandboxes {
         });
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
         // Before any process runs in it.
-        let brought = self.host_file_set(&own, facts);
+        let brought = HostFileSet { settings: &self.settings, placed: &own, image: facts };
         verification::verify_container(self.kind, plan, (user, brought), &made)?;
-        let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
-        let requested_name = id.clone();
+        let id = container_id(&made)?;
         let found = connected.client.call(CREATE_TIMEOUT, |docker| async move {
-            docker.start_container(&requested_name, None).await?;
-            docker.inspect_container(&requested_name, None).await
+            docker.start_container(&id, None).await?;
+            docker.inspect_container(&id, None).await
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
-        let enforced = verification::verify_container(self.kind, plan, (user, brought), &found)?;
+        let mut backend = self.verified_backend(connected, plan, (user, brought), &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
-        let started = start_time(&found);
-        let made = StartedContainer { id, user, enforced, started };
-        let mut backend = self.command_backend(connected.clone(), plan, &made);
         let reached = backend.look_inside(plan, &expected)?;
-        Ok((made, backend, reached))
-    }
-
-    /// Returns the files of the host in each container, besides those of a plan.
-    fn host_file_set<'a>(
-        &'a self,
-        placed: &'a [BindMountPair],
-        image: &'a ImageProperties,
-    ) -> verification::HostFileSet<'a> {
-        let ContainerSettings { launcher, accounts, .. } = &self.settings;
-        verification::HostFileSet { launcher, accounts, placed, image }
+        Ok((backend, reached))
     }
 
     /// Returns the mounts that replace the image's own files in each container: its user files, and
@@ -284,25 +268,28 @@ impl ContainerSandboxes {
         Ok(SharedHostFiles { workspace, objects })
     }
 
-    /// Creates the backend for its commands, and its report.
-    fn command_backend(
+    /// Compares a container with its plan, and creates the backend for its commands.
+    fn verified_backend(
         &self,
-        connected: ContainerEngineConnection,
+        connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
-        made: &StartedContainer,
-    ) -> ContainerCommandBackend {
-        ContainerCommandBackend {
+        (user, brought): (ContainerUser, HostFileSet<'_>),
+        found: &ContainerInspectResponse,
+    ) -> Result<ContainerCommandBackend, StartError> {
+        let enforced = verification::verify_container(self.kind, plan, (user, brought), found)?;
+        Ok(ContainerCommandBackend {
             kind: self.kind,
-            client: connected.client,
+            client: connected.client.clone(),
             sandbox: plan.id.clone(),
-            container: made.id.clone(),
-            user: made.user.to_string(),
-            enforced: made.enforced.clone(),
+            container: container_id(found)?,
+            started: start_time(found),
+            user: user.to_string(),
+            enforced,
             profile: plan.profile.clone(),
             has_isolation: true,
             resolver: self.resolver.clone(),
             has_ended: watch::Sender::new(false),
-        }
+        })
     }
 
     /// Removes every container of a sandbox.
@@ -320,12 +307,8 @@ impl ContainerSandboxes {
     }
 }
 
-/// A running container that was checked.
-struct StartedContainer {
-    id: String,
-    user: ContainerUser,
-    enforced: EnforcementReport,
-    started: Option<SystemTime>,
+fn container_id(found: &ContainerInspectResponse) -> Result<String, StartError> {
+    found.id.clone().ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })
 }
 
 impl SandboxProvider for ContainerSandboxes {
@@ -356,23 +339,19 @@ impl SandboxProvider for ContainerSandboxes {
         self.require_runtime(&connected, plan)?;
         // An ended container, which is made again with its kept files.
         self.remove(&connected, &plan.id)?;
-        let made = self.make_whole(&connected, plan, image);
-        let (made, backend) = made.inspect_err(|_| {
+        let backend = self.make_whole(&connected, plan, image).inspect_err(|_| {
             if let Err(error) = self.remove(&connected, &plan.id) {
                 tracing::warn!("cannot remove a container: {}", error.what);
             }
         })?;
-        Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
+        Ok(Box::new(ContainerSandbox::watch_started(plan, backend, events)))
     }
 
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.require_possible(plan)?;
         let connected = self.connect_engine()?;
         let requested_name = container_name(&plan.id);
-        let found = connected
-            .client
-            .call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&requested_name, None).await });
-        let found = match found {
+        let found = match connected.client.inspect_container(&requested_name) {
             Ok(found) if is_ours(&found, plan, &self.settings.owner) && is_running(&found) => found,
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
             Err(error) => return Err(error.to_start_error("look for the container").into()),
@@ -381,15 +360,13 @@ impl SandboxProvider for ContainerSandboxes {
         let user = user_of(self.kind, &connected, &shared.workspace)?;
         let facts = images::image_properties(&connected.client, image)?;
         let placed = self.placed_files(user, &facts, &plan.id)?;
-        let enforced =
-            verification::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
+        let brought = HostFileSet { settings: &self.settings, placed: &placed, image: &facts };
+        let mut backend = self.verified_backend(&connected, plan, (user, brought), &found)?;
         sessions::require_own(&connected.client, user, &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
-        let made = StartedContainer { started: start_time(&found), id: found.id.unwrap_or_default(), user, enforced };
-        let mut backend = self.command_backend(connected, plan, &made);
         backend.recheck_container(plan, &expected, is_paused)?;
-        Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
+        Ok(Box::new(ContainerSandbox::watch_started(plan, backend, events)))
     }
 
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
@@ -416,8 +393,7 @@ fn user_of(
         return Ok(ContainerUser { user: 0, group: 0 });
     }
     let (caller, own) = (geteuid(), getegid().as_raw());
-    let groups = getgroups()
-        .map_err(|errno| StartError { what: format!("cannot read the groups of the caller: {errno}"), hint: None })?;
+    let groups = getgroups().map_err(cannot("read the groups of the caller"))?;
     // A directory can belong to a group that its owner is not in.
     let is_callers = |group: u32| caller.is_root() || group == own || groups.iter().any(|one| one.as_raw() == group);
     let group = if is_callers(workspace.gid()) { workspace.gid() } else { own };
@@ -439,10 +415,7 @@ fn require_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), Sta
 }
 
 fn look_at(what: &str, directory: &Path) -> Result<Metadata, StartError> {
-    std::fs::metadata(directory).map_err(|error| StartError {
-        what: format!("cannot access the {what} {}: {error}", directory.display()),
-        hint: None,
-    })
+    std::fs::metadata(directory).map_err(cannot(format!("access the {what} {}", directory.display())))
 }
 
 fn is_ours(found: &ContainerInspectResponse, plan: &SandboxPlan, owner: &str) -> bool {

@@ -1,11 +1,10 @@
 //! Processes that were started in a container besides its first. Each must be a launcher of
 //! Stockade. Another user of the engine may have started one with more privileges.
 
-use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
 use stockade_backend_api::StartError;
 
-use crate::client::{CALL_TIMEOUT, ContainerClient};
+use crate::client::{CALL_TIMEOUT, ContainerClient, none_if_missing};
 use crate::spec::{ContainerUser, LAUNCHER_PATH, LAUNCHER_WORD};
 
 /// Most sessions that are checked; fewer commands than this run at a time.
@@ -27,12 +26,8 @@ pub(crate) fn require_own(
     let looked_at = client.call(CALL_TIMEOUT, |docker| async move {
         let mut all = Vec::with_capacity(sessions.len());
         for session in sessions {
-            match docker.inspect_exec(&session).await {
-                Ok(found) => all.push(found),
-                // The session has ended meanwhile.
-                Err(Error::DockerResponseServerError { status_code: 404, .. }) => {}
-                Err(error) => return Err(error),
-            }
+            // The session may have ended meanwhile.
+            all.extend(none_if_missing(docker.inspect_exec(&session).await)?);
         }
         Ok(all)
     });

@@ -83,19 +83,28 @@ pub(crate) fn create_request(plan: &SandboxPlan, around: ContainerContext<'_>) -
         hostname: Some(HOSTNAME.to_owned()),
         user: Some(around.user.to_string()),
         env: Some(Vec::new()),
+        working_dir: Some("/".to_owned()),
+        // The engine would run an image's health check, outside every check of commands.
+        healthcheck: Some(HealthConfig { test: Some(vec![NO_HEALTH_CHECK.to_owned()]), ..HealthConfig::default() }),
+        host_config: Some(host_config(plan, around)),
+        ..launcher_request(around.image, owner_labels(&plan.id, around.owner))
+    }
+}
+
+/// Returns the part of a request that every container of an image has: its first process, and no
+/// network.
+pub(crate) fn launcher_request(image: &ImageDigest, labels: HashMap<String, String>) -> ContainerCreateBody {
+    ContainerCreateBody {
         entrypoint: Some(vec![LAUNCHER_PATH.to_owned()]),
         cmd: Some(HOLD_COMMAND.map(str::to_owned).to_vec()),
-        image: Some(image_name(around.image)),
-        working_dir: Some("/".to_owned()),
-        labels: Some(owner_labels(&plan.id, around.owner)),
+        // An image without a name can only be found by its digest.
+        image: Some(image.as_str().to_owned()),
+        labels: Some(labels),
         // Docker would enter each new network namespace to disable IPv6 there. Its process for that
         // retries without a pause while the kernel removes other namespaces. A dozen of them at a
         // time have kept both processors of a machine busy for minutes. Instead, the network is
         // checked from inside.
         network_disabled: Some(true),
-        // The engine would run an image's health check, outside every check of commands.
-        healthcheck: Some(HealthConfig { test: Some(vec![NO_HEALTH_CHECK.to_owned()]), ..HealthConfig::default() }),
-        host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }
 }
@@ -104,11 +113,6 @@ pub(crate) fn create_request(plan: &SandboxPlan, around: ContainerContext<'_>) -
 pub(crate) fn owner_labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     let labels = [(SANDBOX_LABEL, id.to_string()), (OWNER_LABEL, owner.to_owned())];
     labels.map(|(key, value)| (key.to_owned(), value)).into()
-}
-
-/// An image without a name can only be found by its digest.
-pub(crate) fn image_name(image: &ImageDigest) -> String {
-    image.as_str().to_owned()
 }
 
 fn host_config(plan: &SandboxPlan, around: ContainerContext<'_>) -> HostConfig {
@@ -135,14 +139,10 @@ fn host_config(plan: &SandboxPlan, around: ContainerContext<'_>) -> HostConfig {
         ulimits: Some(resource_limits(limits.open_files, limits.file_size_bytes)),
         init: Some(false),
         auto_remove: Some(false),
-        log_config: Some(no_log()),
+        // The output of the launcher's processes is sent to their starter.
+        log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
         ..HostConfig::default()
     }
-}
-
-/// The output of the launcher's processes is sent to their starter.
-fn no_log() -> HostConfigLogConfig {
-    HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
 }
 
 /// Returns a path as engines accept it.

@@ -1,26 +1,25 @@
-//! Copies the streams of a command between descriptors of this process and frames; the code is the
-//! same at both ends. Each stream has a thread of its own, so that a slow side delays nothing else.
+//! Copies the streams of a command between descriptors and pipes within this process; the code is
+//! the same at both ends of the channel. Each stream has a thread of its own, because a caller's
+//! descriptor need not support polling, and must not be made non-blocking for its other users.
 //!
-//! This module must not depend on the transport of the frames.
+//! This module must not depend on what the pipes are connected to.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::runtime::Handle;
 
-use crate::frames::{ChannelFrame, FrameError, MAX_DATA_BYTES, StdioStream, WINDOW_BYTES};
+use crate::multiplexer::MAX_DATA_BYTES;
 
 /// Bytes of one write: a writable pipe accepts this many without blocking (`PIPE_BUF`, pipe(7)).
 const PIPE_WRITE_BYTES: usize = 4096;
-
-/// Sends a frame. A frame that cannot be sent is lost with the channel.
-pub(crate) type FrameSender = Arc<dyn Fn(ChannelFrame) + Send + Sync>;
 
 /// Condition for the end of a stream that is read, besides its own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,146 +30,42 @@ pub(crate) enum StreamEndCondition {
     Drained,
 }
 
+/// The end for the channel of a stream that a thread copies, and a receiver that is disconnected when
+/// everything is copied.
+pub(crate) type CopiedStream = (DuplexStream, Receiver<()>);
+
 /// Returns a descriptor to wait on, and one whose close signals the end.
 pub(crate) fn end_signal_pipe() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let (waited, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
     Ok((Arc::new(waited), write_end))
 }
 
-/// Number of bytes of a stream that may still be sent.
-#[derive(Debug)]
-pub(crate) struct StreamWindow {
-    credit: Mutex<Option<usize>>,
-    changed: Condvar,
+/// Reads a stream from this descriptor, until its end or until the end is signalled.
+pub(crate) fn read_from(
+    from: OwnedFd,
+    ending: Arc<OwnedFd>,
+    until: StreamEndCondition,
+    runtime: &Handle,
+) -> io::Result<CopiedStream> {
+    let runtime = runtime.clone();
+    spawn_copy_thread(move |pipe| read_stream(&from, (&ending, until), |bytes| runtime.block_on(pipe.write_all(bytes))))
 }
 
-impl Default for StreamWindow {
-    fn default() -> Self {
-        Self { credit: Mutex::new(Some(WINDOW_BYTES)), changed: Condvar::new() }
-    }
+/// Writes a stream to this descriptor, until its end or until the end is signalled.
+pub(crate) fn write_to(to: OwnedFd, ending: Arc<OwnedFd>, runtime: &Handle) -> io::Result<CopiedStream> {
+    let runtime = runtime.clone();
+    spawn_copy_thread(move |pipe| write_stream(&to, &ending, |buffer| runtime.block_on(pipe.read(buffer))))
 }
 
-impl StreamWindow {
-    /// Waits until some bytes may be sent; `None` if the receiver is gone.
-    fn wait_for_credit(&self) -> Option<usize> {
-        let mut credit = self.credit.lock().unwrap_or_else(PoisonError::into_inner);
-        while *credit == Some(0) {
-            credit = self.changed.wait(credit).unwrap_or_else(PoisonError::into_inner);
-        }
-        *credit
-    }
-
-    fn consume_credit(&self, bytes: usize) {
-        self.update_credit(|credit| credit.saturating_sub(bytes));
-    }
-
-    fn add_credit(&self, bytes: usize) {
-        self.update_credit(|credit| credit.saturating_add(bytes).min(WINDOW_BYTES));
-    }
-
-    fn close_window(&self) {
-        *self.credit.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.changed.notify_all();
-    }
-
-    fn update_credit(&self, by: impl FnOnce(usize) -> usize) {
-        let mut credit = self.credit.lock().unwrap_or_else(PoisonError::into_inner);
-        *credit = credit.map(by);
-        self.changed.notify_all();
-    }
-}
-
-/// Stream that arrives in frames and is written to a descriptor.
-#[derive(Debug)]
-struct IncomingStream {
-    pieces: Sender<Vec<u8>>,
-    /// Received bytes that are not written yet.
-    pending: Arc<AtomicUsize>,
-    /// True after the end arrived, which is one piece without bytes.
-    ended: AtomicBool,
-}
-
-/// Streams of one command, at one end of the channel.
-#[derive(Debug, Default)]
-pub(crate) struct StdioStreamSet {
-    outgoing: [Option<Arc<StreamWindow>>; 3],
-    incoming: [Option<IncomingStream>; 3],
-}
-
-impl StdioStreamSet {
-    /// Reads a stream from this descriptor, until its end or until the end is signalled. The
-    /// returned receiver is disconnected then.
-    pub(crate) fn read_from(
-        &mut self,
-        stream: StdioStream,
-        from: OwnedFd,
-        (ending, until): (Arc<OwnedFd>, StreamEndCondition),
-        send: FrameSender,
-    ) -> io::Result<Receiver<()>> {
-        let window = Arc::<StreamWindow>::default();
-        self.outgoing[stream as usize] = Some(Arc::clone(&window));
-        spawn_copy_thread(move || read_stream(stream, &from, (&ending, until), &window, &*send))
-    }
-
-    /// Writes a stream to this descriptor, until its end or until the end is signalled. The
-    /// returned receiver is disconnected then.
-    pub(crate) fn write_to(
-        &mut self,
-        stream: StdioStream,
-        to: OwnedFd,
-        ending: Arc<OwnedFd>,
-        send: FrameSender,
-    ) -> io::Result<Receiver<()>> {
-        let (pieces, queue) = channel();
-        let pending = Arc::<AtomicUsize>::default();
-        self.incoming[stream as usize] =
-            Some(IncomingStream { pieces, pending: Arc::clone(&pending), ended: AtomicBool::new(false) });
-        spawn_copy_thread(move || write_stream(stream, to, &ending, (&queue, &pending), &*send))
-    }
-
-    /// Processes a frame of a stream.
-    ///
-    /// # Errors
-    /// [`FrameError`] if the stream does not exist, had ended, or exceeds its window.
-    pub(crate) fn handle_frame(&self, frame: ChannelFrame) -> Result<(), FrameError> {
-        match frame {
-            ChannelFrame::Data(stream, bytes) => {
-                let incoming = self.incoming[stream as usize].as_ref().ok_or(FrameError::UNKNOWN_STREAM)?;
-                if incoming.ended.fetch_or(bytes.is_empty(), Ordering::AcqRel) {
-                    return Err(FrameError::DATA_AFTER_END);
-                }
-                if incoming.pending.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > WINDOW_BYTES {
-                    return Err(FrameError::WINDOW_EXCEEDED);
-                }
-                // The writer thread has ended, so the data is lost, as with a pipe.
-                let _ = incoming.pieces.send(bytes);
-            }
-            ChannelFrame::Taken(stream, bytes) => self.stream_window(stream)?.add_credit(bytes as usize),
-            ChannelFrame::Closed(stream) => self.stream_window(stream)?.close_window(),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Closes all streams: nothing more is sent or received.
-    pub(crate) fn close_all(&mut self) {
-        self.outgoing.iter().flatten().for_each(|window| window.close_window());
-        self.incoming = Default::default();
-    }
-
-    fn stream_window(&self, stream: StdioStream) -> Result<&StreamWindow, FrameError> {
-        self.outgoing[stream as usize].as_deref().ok_or(FrameError::UNKNOWN_STREAM)
-    }
-}
-
-fn spawn_copy_thread(carry: impl FnOnce() + Send + 'static) -> io::Result<Receiver<()>> {
+fn spawn_copy_thread(copy: impl FnOnce(&mut DuplexStream) + Send + 'static) -> io::Result<CopiedStream> {
+    let (pipe, mut own) = duplex(MAX_DATA_BYTES);
     let (on_end, ended) = channel::<()>();
-    let carry = move || {
-        carry();
+    let copy = move || {
+        copy(&mut own);
         drop(on_end);
     };
-    thread::Builder::new().name("stockade-stream".to_owned()).spawn(carry)?;
-    Ok(ended)
+    thread::Builder::new().name("stockade-stream".to_owned()).spawn(copy)?;
+    Ok((pipe, ended))
 }
 
 /// Waits for the descriptor or the end. Returns which of them is ready.
@@ -182,51 +77,32 @@ fn wait_for(fd: &OwnedFd, flags: PollFlags, ending: &OwnedFd) -> (bool, bool) {
 }
 
 fn read_stream(
-    stream: StdioStream,
     from: &OwnedFd,
     (ending, until): (&OwnedFd, StreamEndCondition),
-    window: &StreamWindow,
-    send: &(dyn Fn(ChannelFrame) + Send + Sync),
+    mut pass: impl FnMut(&[u8]) -> io::Result<()>,
 ) {
     let mut buffer = vec![0; MAX_DATA_BYTES];
-    while let Some(credit) = window.wait_for_credit() {
+    loop {
         let (readable, over) = wait_for(from, PollFlags::IN, ending);
         if over && (!readable || until == StreamEndCondition::Reported) {
-            break;
-        }
-        match rustix::io::read(from, &mut buffer[..credit.min(MAX_DATA_BYTES)]) {
-            Ok(0) => break,
-            Ok(length) => {
-                window.consume_credit(length);
-                send(ChannelFrame::Data(stream, buffer[..length].to_vec()));
-            }
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            // A terminal that no process has open any more, or a descriptor that cannot be read.
-            Err(_) => break,
-        }
-    }
-    send(ChannelFrame::Data(stream, Vec::new()));
-}
-
-fn write_stream(
-    stream: StdioStream,
-    to: OwnedFd,
-    ending: &OwnedFd,
-    (queue, pending): (&Receiver<Vec<u8>>, &AtomicUsize),
-    send: &(dyn Fn(ChannelFrame) + Send + Sync),
-) {
-    while let Ok(piece) = queue.recv() {
-        if piece.is_empty() {
             return;
         }
-        if !write_all(&to, &piece, ending) {
-            break;
+        match rustix::io::read(from, &mut buffer) {
+            Ok(0) => return,
+            Ok(length) if pass(&buffer[..length]).is_ok() => {}
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // The receiver is gone; or a terminal that no process has open any more, or a
+            // descriptor that cannot be read.
+            Ok(_) | Err(_) => return,
         }
-        pending.fetch_sub(piece.len(), Ordering::AcqRel);
-        send(ChannelFrame::Taken(stream, piece.len() as u32));
     }
-    drop(to);
-    send(ChannelFrame::Closed(stream));
+}
+
+fn write_stream(to: &OwnedFd, ending: &OwnedFd, mut next: impl FnMut(&mut [u8]) -> io::Result<usize>) {
+    let mut buffer = vec![0; MAX_DATA_BYTES];
+    while let Ok(length @ 1..) = next(&mut buffer)
+        && write_all(to, &buffer[..length], ending)
+    {}
 }
 
 /// Returns false if the reader is gone.
@@ -243,35 +119,4 @@ fn write_all(to: &OwnedFd, mut rest: &[u8], ending: &OwnedFd) -> bool {
         }
     }
     true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stream_ends_once_and_carries_no_more_than_its_window() {
-        let (waited, _over) = end_signal_pipe().unwrap();
-        let (from, to) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let mut streams = StdioStreamSet::default();
-        streams.write_to(StdioStream::Output, to, waited, Arc::new(|_| {})).unwrap();
-        let data = |bytes: &[u8]| ChannelFrame::Data(StdioStream::Output, bytes.to_vec());
-        assert_eq!(streams.handle_frame(data(b"text")), Ok(()));
-        assert_eq!(
-            streams.handle_frame(ChannelFrame::Data(StdioStream::Errors, Vec::new())),
-            Err(FrameError::UNKNOWN_STREAM)
-        );
-        assert_eq!(streams.handle_frame(data(b"")), Ok(()));
-        for more in [&b""[..], b"more"] {
-            assert_eq!(streams.handle_frame(data(more)), Err(FrameError::DATA_AFTER_END));
-        }
-        let mut buffer = [0; 8];
-        assert_eq!(rustix::io::read(&from, &mut buffer), Ok(4));
-        assert_eq!(rustix::io::read(&from, &mut buffer), Ok(0));
-        let (waited, _over) = end_signal_pipe().unwrap();
-        streams
-            .write_to(StdioStream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {}))
-            .unwrap();
-        assert_eq!(streams.handle_frame(data(&vec![0; WINDOW_BYTES + 1])), Err(FrameError::WINDOW_EXCEEDED));
-    }
 }

@@ -11,15 +11,13 @@ use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 use crate::accounts::BindMountPair;
 use crate::images::ImageProperties;
 use crate::spec::{ContainerUser, HOLD_COMMAND, LAUNCHER_PATH, NO_HEALTH_CHECK, TEMPORARY_DIRS};
-use crate::{ContainerEngineKind, covers, filter, images, limits};
+use crate::{ContainerEngineKind, ContainerSettings, covers, filter, images, limits};
 
 /// Files of the host in a container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostFileSet<'a> {
-    /// The launcher of its commands.
-    pub(crate) launcher: &'a Path,
-    /// Directory of the files that replace its own.
-    pub(crate) accounts: &'a Path,
+    /// With the launcher of its commands, and the directory of the files that replace its own.
+    pub(crate) settings: &'a ContainerSettings,
     /// The files that are in every container.
     pub(crate) placed: &'a [BindMountPair],
     /// Image of the container.
@@ -142,12 +140,12 @@ fn require_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPo
     let own = [
         (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
         (plan.home.as_path(), INSIDE_HOME, true),
-        (brought.launcher, LAUNCHER_PATH, false),
+        (brought.settings.launcher.as_path(), LAUNCHER_PATH, false),
     ];
     let mut seen = [false; 3];
     let is_ours_to_read = |source: &Path, inside: &str| {
         brought.placed.iter().any(|(at, from)| at == inside && from == source)
-            || covers::is_cover(brought.accounts, source)
+            || covers::is_cover(&brought.settings.accounts, source)
     };
     for mount in found {
         let source = Path::new(mount.source.as_deref().unwrap_or_default());

@@ -21,7 +21,7 @@ pub enum PrivateFileError {
     },
     /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
-        "`{}` is not a real {expected}: links are not followed here\nhint: remove it, or name another {target}",
+        "`{}` is not a real {expected}: links are not followed here\nhint: remove it, or name another {noun}",
         display_path(path)
     )]
     Kind {
@@ -30,17 +30,17 @@ pub enum PrivateFileError {
         /// Path of the file.
         path: PathBuf,
         /// Noun for what the user names.
-        target: &'static str,
+        noun: &'static str,
     },
     /// The file belongs to another user.
-    #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a {target} of your own", display_path(path))]
+    #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a {noun} of your own", display_path(path))]
     Owner {
         /// Path of the file.
         path: PathBuf,
         /// User id of its owner.
         owner: u32,
         /// Noun for what the user names.
-        target: &'static str,
+        noun: &'static str,
     },
     /// Other users may read or write the file.
     #[error("other users can access `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
@@ -74,23 +74,23 @@ pub fn system_error<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl
     move |source| PrivateFileError::System { what, path, source: source.into() }
 }
 
-/// Requires that the object is of this type, and that only the caller can access it. `target` is the
+/// Requires that the object is of this type, and that only the caller can access it. `noun` is the
 /// noun for what the user names.
 ///
 /// # Errors
 /// [`PrivateFileError`] with the reason.
-pub fn require_private(stat: &Stat, kind: FileType, path: &Path, target: &'static str) -> Result<(), PrivateFileError> {
+pub fn require_private(stat: &Stat, kind: FileType, path: &Path, noun: &'static str) -> Result<(), PrivateFileError> {
     let (path, mode) = (path.to_owned(), stat.st_mode & 0o7777);
     let is_file = kind == FileType::RegularFile;
     let expected = if is_file { "file" } else { "directory" };
     if FileType::from_raw_mode(stat.st_mode) != kind {
-        Err(PrivateFileError::Kind { expected, path, target })
+        Err(PrivateFileError::Kind { expected, path, noun })
     } else if stat.st_uid != rustix::process::geteuid().as_raw() {
-        Err(PrivateFileError::Owner { path, owner: stat.st_uid, target })
+        Err(PrivateFileError::Owner { path, owner: stat.st_uid, noun })
     } else if mode & 0o077 != 0 {
         Err(PrivateFileError::Mode { path, mode })
     } else if is_file && stat.st_nlink != 1 {
-        Err(PrivateFileError::Kind { expected, path, target })
+        Err(PrivateFileError::Kind { expected, path, noun })
     } else {
         Ok(())
     }

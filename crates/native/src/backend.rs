@@ -166,7 +166,7 @@ impl NativeBackend {
             powers.merged.extend(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| &m.directory));
         }
         if self.options.connector.is_some() {
-            powers.in_own_network(self.options.served.clone());
+            powers.own_network = Some(self.options.served.clone());
         }
         powers
     }

@@ -18,7 +18,7 @@ use stockade_files::private::{create_private_directory, require_private};
 const LOCK_WAIT_MS: u64 = 5_000;
 
 /// Noun for what the user names.
-const PLACE_NOUN: &str = "place";
+const PATH_NOUN: &str = "path";
 
 /// Requires a private directory, and creates it if it is missing. Returns the path of the file in
 /// it, with every symbolic link above the directory resolved.
@@ -28,14 +28,14 @@ pub(crate) fn private_directory(file: &Path) -> Result<PathBuf, StoreFileError> 
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     create_private_directory(dir)?;
     let stat = stat_path(dir)?.ok_or_else(|| system_error("open", dir)(io::ErrorKind::NotFound))?;
-    require_private(&stat, FileType::Directory, dir, PLACE_NOUN)?;
+    require_private(&stat, FileType::Directory, dir, PATH_NOUN)?;
     Ok(dir.canonicalize().map_err(system_error("resolve", dir))?.join(name))
 }
 
 /// Returns the length of the file if it exists; it must be private then.
 pub(crate) fn private_file(path: &Path) -> Result<Option<u64>, StoreFileError> {
     let Some(stat) = stat_path(path)? else { return Ok(None) };
-    require_private(&stat, FileType::RegularFile, path, PLACE_NOUN)?;
+    require_private(&stat, FileType::RegularFile, path, PATH_NOUN)?;
     Ok(Some(u64::try_from(stat.st_size).unwrap_or(0)))
 }
 

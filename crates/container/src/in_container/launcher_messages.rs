@@ -3,11 +3,37 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use stockade_backend_api::remote::AttemptOrder;
+use stockade_backend_api::remote::{AttemptOrder, EngineMessage};
 use stockade_model::{Limits, RawText};
 
 use super::mounts::ContainerMounts;
-use crate::frames::TerminalSize;
+
+/// Path of the stream of messages, in both directions.
+pub(crate) const MESSAGES_PATH: &str = "/messages";
+/// Path of the command's standard input.
+pub(crate) const INPUT_PATH: &str = "/input";
+/// Path of the standard output; of all output, if the command has a terminal.
+pub(crate) const OUTPUT_PATH: &str = "/output";
+/// Path of the standard error.
+pub(crate) const ERRORS_PATH: &str = "/errors";
+
+/// Size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TerminalSize {
+    /// Lines.
+    pub(crate) rows: u16,
+    /// Characters of a line.
+    pub(crate) columns: u16,
+}
+
+/// Message to a launcher after its task.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum LauncherMessage {
+    /// For the attempt.
+    Engine(EngineMessage),
+    /// The size of the command's terminal.
+    Resized(TerminalSize),
+}
 
 /// Task for a launcher.
 #[derive(Debug, Serialize, Deserialize)]

@@ -7,21 +7,19 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
 
-use stockade_backend_api::{
-    Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender,
-};
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, WeakEventSender};
 use stockade_egress::{
-    EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest,
-    ProxyService,
+    EgressCaller, EgressDecision, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest, ProxyService,
 };
-use stockade_model::{AttemptPlan, Denial, EgressRules, EnforcementReport, HostName, NetworkTarget};
+use stockade_model::{AttemptPlan, EgressRules, HostName, NetworkTarget};
 use stockade_native::proxy_variables;
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_permissions::reachable_targets::EgressReach;
 
 use super::tunnel::HostTunnel;
-use crate::host_egress::{DisconnectedNamespace, refusal_denial};
+use crate::host_egress::{DecisionCallback, DisconnectedNamespace, RefusalReports, egress_decision, refusal_denial};
 use crate::lock_mutex;
+use crate::observed_attempt::ObservedAttempt;
 
 /// Most targets that wait for an answer, and most requests that wait for one of them.
 const WAITING_MAX: usize = 64;
@@ -45,6 +43,7 @@ impl CommandProxy {
         let asking = Arc::new(ProxyPolicy {
             reach: EgressReach::from_plan(plan),
             events: events.downgrade(),
+            reports: RefusalReports::new(events.downgrade(), REPORTED_REFUSALS_MAX),
             hold,
             state: Mutex::default(),
         });
@@ -69,6 +68,14 @@ impl CommandProxy {
         Ok(Self { egress_proxy: Mutex::new(Some(egress_proxy)), asking })
     }
 
+    /// Returns the attempt, with the requests that the proxy holds.
+    pub(super) fn observe_attempt(&self, attempt: Box<dyn Attempt>) -> Box<dyn Attempt> {
+        let asking = Arc::clone(&self.asking);
+        let enforced = attempt.enforcement_report().clone();
+        let on_answer = Box::new(move |hold, answer: &HeldAnswer| asking.settle_hold(hold, answer));
+        Box::new(ObservedAttempt { attempt, enforced, on_answer })
+    }
+
     /// Stops the proxy, because the command has ended.
     pub(super) fn stop_proxy(&self) {
         lock_mutex(&self.asking.state).waiting.clear();
@@ -78,12 +85,11 @@ impl CommandProxy {
     }
 }
 
-type DecisionCallback = Box<dyn FnOnce(EgressDecision) + Send>;
-
 /// Decides on requests to the proxy, or lets them wait.
 struct ProxyPolicy {
     reach: EgressReach,
     events: WeakEventSender,
+    reports: RefusalReports,
     hold: bool,
     state: Mutex<ProxyPolicyState>,
 }
@@ -94,7 +100,6 @@ struct ProxyPolicyState {
     waiting: BTreeMap<u64, HeldTarget>,
     /// Targets that were refused.
     refused: BTreeSet<String>,
-    reports: BTreeSet<String>,
 }
 
 struct HeldTarget {
@@ -109,16 +114,16 @@ impl EgressPolicy for ProxyPolicy {
             EgressRequest::Secret { rule, .. } => return answer(EgressDecision::Refused { rule, grant: None }),
             EgressRequest::Effect { effect, request, message } => {
                 return match self.reach.decide_effect(&effect, message) {
-                    Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
                     // Only targets are requested here.
                     Err(refusal) => self.refuse_request(&request, PermissionRefusal { grant: None, ..refusal }, answer),
+                    allowed => answer(egress_decision(allowed)),
                 };
             }
         };
         match self.reach.decide_target(&target) {
-            Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
             Err(refusal) if self.hold && refusal.grant.is_some() => self.hold_target(target, refusal, answer),
             Err(refusal) => self.refuse_request(&target.to_string(), refusal, answer),
+            allowed => answer(egress_decision(allowed)),
         }
     }
 
@@ -149,13 +154,8 @@ impl ProxyPolicy {
     }
 
     fn refuse_request(&self, object: &str, refusal: PermissionRefusal, answer: DecisionCallback) {
-        let mut state = lock_mutex(&self.state);
-        let is_new = state.reports.len() < REPORTED_REFUSALS_MAX && state.reports.insert(object.to_owned());
-        drop(state);
-        if is_new {
-            self.events.send_event(AttemptEvent::Denied(refusal_denial(object, &refusal)));
-        }
-        answer(EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant });
+        self.reports.report_refusal(object, &EgressCaller::default(), &refusal);
+        answer(egress_decision(Err(refusal)));
     }
 
     fn settle_hold(&self, HoldId(id): HoldId, answer: &HeldAnswer) {
@@ -171,43 +171,7 @@ impl ProxyPolicy {
         drop(state);
         let Some(HeldTarget { target, answers }) = waiting else { return };
         for answer in answers {
-            answer(match self.reach.decide_target(&target) {
-                Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
-                Err(PermissionRefusal { rule, grant }) => EgressDecision::Refused { rule, grant },
-            });
+            answer(egress_decision(self.reach.decide_target(&target)));
         }
-    }
-}
-
-/// Attempt whose held requests come from the proxy.
-pub(super) struct ProxiedAttempt {
-    pub(super) attempt: Box<dyn Attempt>,
-    pub(super) proxy: Arc<CommandProxy>,
-}
-
-impl Attempt for ProxiedAttempt {
-    fn enforcement_report(&self) -> &EnforcementReport {
-        self.attempt.enforcement_report()
-    }
-
-    fn release_command(&mut self) -> Result<(), StartError> {
-        self.attempt.release_command()
-    }
-
-    fn send_signal(&self, signal: i32) {
-        self.attempt.send_signal(signal);
-    }
-
-    fn kill_processes(&self) {
-        self.attempt.kill_processes();
-    }
-
-    fn stand_still(&self, limit: &Denial) -> bool {
-        self.attempt.stand_still(limit)
-    }
-
-    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
-        self.proxy.asking.settle_hold(hold, &answer);
-        self.attempt.answer_call(hold, answer);
     }
 }

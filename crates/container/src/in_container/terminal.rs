@@ -14,7 +14,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, SpecialCodeIndex, Termios, Winsize, tcgetattr, tcsetwinsize};
 use stockade_model::{LayerReport, LayerState};
 
-use crate::frames::TerminalSize;
+use super::launcher_messages::TerminalSize;
 
 /// Default size of a terminal.
 const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, columns: 80 };

@@ -174,7 +174,7 @@ impl RequestCore {
             (RequestPhase::Deciding, CoreInput::Decided(ruling)) => self.on_decided(*ruling),
             (RequestPhase::Planning, CoreInput::Planned(planned)) => self.on_planned(*planned),
             (RequestPhase::Planning, CoreInput::PlanFailed(why)) => self.on_plan_failed(why),
-            (RequestPhase::FindingRemembered, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
+            (RequestPhase::FindingRemembered, CoreInput::Remembered(PersistentAnswers { grants, counted, .. })) => {
                 self.counted = counted;
                 self.on_remembered_grants(&grants);
             }

@@ -488,7 +488,7 @@ impl BrokerService {
     }
 
     fn permit_source(&self, source: &ResolvedObject, to: &[u8]) -> CallResult<PermissionVerdict> {
-        let is_outside = || !self.powers.is_in_writable_root(&to_path(&source.path));
+        let is_outside = || !self.powers.writable.covers(&source.path);
         match self.decide_operation(DeniedOperation::Write, &source.path) {
             // A path outside is on another mount, so the program gets EXDEV and copies instead. If
             // an approver permitted the new name, EXDEV would be no useful answer.

@@ -259,12 +259,6 @@ impl BrokerService {
                 let waits = may_wait && !open_request.has_flag(libc::O_NONBLOCK);
                 if waits { self.open_waiting(id, held, open_request) } else { Err(errno.into()) }
             }
-            Err(errno @ (Errno::NXIO | Errno::AGAIN)) => self.open_reluctant(
-                id,
-                resolve::open_component(directory.as_fd(), &resolved.name)?,
-                open_request,
-                errno,
-            ),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -294,7 +288,7 @@ impl BrokerService {
         refusal: PermissionRefusal,
     ) -> CallResult {
         let path = &resolved.path;
-        if self.powers.is_kept_read_only(path) {
+        if self.powers.read_only.has(path) {
             return Err(Errno::ROFS.into());
         }
         let held = match resolved.open_nofollow() {

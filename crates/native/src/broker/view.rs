@@ -85,7 +85,7 @@ impl PinnedObjects {
 impl BrokerService {
     /// Returns `name` with its directory, in which the name is created or removed.
     pub fn through_name<'p>(&self, name: &'p ResolvedName) -> NameHandle<'p> {
-        let own = || own_directory(&name.directory, self.powers.is_merged(&name.directory.path));
+        let own = || own_directory(&name.directory, self.powers.merged.has(&name.directory.path));
         NameHandle { name, directory: self.open_own_or_seen(&name.directory.fd, &name.path, own) }
     }
 
@@ -130,7 +130,7 @@ impl BrokerService {
         if object.stat.st_nlink == 0 || object.is_placeless() {
             return ObjectHandle::Seen(object.fd.as_fd());
         }
-        let is_merged = || self.powers.is_merged(parent_path(&object.path));
+        let is_merged = || self.powers.merged.has(parent_path(&object.path));
         self.open_own_or_seen(&object.fd, &object.path, || own_object(object, is_merged()))
     }
 

@@ -47,7 +47,7 @@ impl RestoreGuard {
         let powers = AttemptPermissions::for_workspace(&root, &run.meta.protect);
         let mut surveys = RunSurveys::default();
         let host = open_host_root().map_err(|errno| PathError::new(&root, errno))?;
-        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
+        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable.paths());
         let (guarded_paths, _) = surveys.guarded_beneath(root.as_os_str().as_bytes());
         let mut guard = Self { powers, surveys, root, guarded_paths: BTreeSet::new() };
         guard.guarded_paths = guarded_paths
