@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,7 +20,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
 use serde::de::DeserializeOwned;
-use stockade_backend_api::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
+use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{
     Attempt, AttemptEventSender, Backend, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
     SandboxTree, StartError, StdioMode,
@@ -28,13 +28,13 @@ use stockade_backend_api::{
 use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
 use stockade_permissions::guards::settings_variables;
+use stockade_supervisor::{Channel, MAX_MESSAGE_BYTES, exec_supervisor, own_umask};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
 use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
-use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
-use crate::remote::{SocketChannel, own_umask};
+use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest};
 
 /// Time-out for the creation of a sandbox, by this process or another.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -122,23 +122,13 @@ impl SupervisorProgram {
         let cannot =
             |error: io::Error| failed_error(format!("cannot start the supervisor of the sandbox {}: {error}", plan.id));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let place = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
-        let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
-        ours.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(cannot)?;
-        let mut supervisor = Command::new(&self.program)
-            .arg0(PROCESS_NAME)
-            .args(&self.arguments)
-            .env_clear()
-            .current_dir("/")
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(cannot)?;
-        let response = send_request(ours, &(plan, settings_variables()), &[place.as_fd()]).and_then(|line| {
-            line.stream().set_read_timeout(Some(CREATE_TIMEOUT))?;
-            line.receive_message::<Result<(), StartError>>()
-        });
+        let directory_fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let mut command = Command::new(&self.program);
+        let (mut supervisor, channel) =
+            exec_supervisor(command.arg0(PROCESS_NAME).args(&self.arguments)).map_err(cannot)?;
+        let response = channel
+            .send_request(&(plan, settings_variables()), &[directory_fd.as_fd()])
+            .and_then(|()| channel.receive_within::<Result<(), StartError>>(CREATE_TIMEOUT));
         match response {
             Ok(Some(Ok(()))) => Ok(supervisor),
             other => {
@@ -172,9 +162,9 @@ fn lock_exclusively(path: &Path) -> io::Result<File> {
 }
 
 /// Forwards the events of the keeper, and reports its end if that was not requested.
-fn forward_events(line: &SocketChannel, events: &SandboxEventSender, destroyed: &AtomicBool) {
+fn forward_events(channel: &Channel, events: &SandboxEventSender, destroyed: &AtomicBool) {
     let mut is_lost = false;
-    while let Ok(Some(event)) = line.receive_message::<SandboxEvent>() {
+    while let Ok(Some(event)) = channel.receive::<SandboxEvent>(MAX_MESSAGE_BYTES) {
         is_lost |= matches!(event, SandboxEvent::Lost(_));
         events.send_event(event);
     }
@@ -191,11 +181,11 @@ struct SupervisorAddress {
 }
 
 impl SupervisorAddress {
-    fn connect(&self) -> Result<UnixStream, SandboxError> {
+    fn connect(&self) -> Result<Channel, SandboxError> {
         let connect = || {
             let stream = UnixStream::connect(UnixSocketAddress::in_directory(&self.directory, SOCKET_NAME)?.path())?;
             demand_own(&stream)?;
-            Ok(stream)
+            Channel::from_stream(stream)
         };
         connect().map_err(|error: io::Error| match error.kind() {
             // No directory, no socket, or no listener.
@@ -208,12 +198,10 @@ impl SupervisorAddress {
         failed_error(format!("the supervisor of the sandbox {} cannot be reached: {why}", self.id))
     }
 
-    fn send_request(
-        &self,
-        request: &SupervisorRequest,
-        along: &[BorrowedFd<'_>],
-    ) -> Result<SocketChannel, SandboxError> {
-        send_request(self.connect()?, request, along).map_err(|error| self.connection_error(&error))
+    fn send_request(&self, request: &SupervisorRequest, along: &[BorrowedFd<'_>]) -> Result<Channel, SandboxError> {
+        let channel = self.connect()?;
+        channel.send_request(request, along).map_err(|error| self.connection_error(&error))?;
+        Ok(channel)
     }
 
     /// Returns the error for a broken connection: the keeper is gone, or soon will be.
@@ -222,7 +210,7 @@ impl SupervisorAddress {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
                 SandboxError::Gone(self.id.clone())
             }
-            io::ErrorKind::WouldBlock => self.unreachable_error(&"it does not answer"),
+            io::ErrorKind::TimedOut => self.unreachable_error(&"it does not answer"),
             _ => self.unreachable_error(error),
         }
     }
@@ -233,21 +221,17 @@ impl SupervisorAddress {
         request: &SupervisorRequest,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let line = self.send_request(request, &[])?;
-        self.receive_response(&line, RESPONSE_TIMEOUT, what)
+        let channel = self.send_request(request, &[])?;
+        self.receive_response(&channel, RESPONSE_TIMEOUT, what)
     }
 
     fn receive_response<T: DeserializeOwned>(
         &self,
-        line: &SocketChannel,
+        channel: &Channel,
         within: Duration,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let incoming = line
-            .stream()
-            .set_read_timeout(Some(within))
-            .and_then(|()| line.receive_message::<Result<T, SupervisorRefusal>>());
-        match incoming {
+        match channel.receive_within::<Result<T, SupervisorRefusal>>(within) {
             Ok(Some(answer)) => answer.map_err(|refusal| refusal.into_sandbox_error(what, &self.id)),
             Ok(None) => Err(SandboxError::Gone(self.id.clone())),
             Err(error) => Err(self.connection_error(&error)),
@@ -256,13 +240,13 @@ impl SupervisorAddress {
 
     /// Ends the keeper, and with it the sandbox. Does nothing if there is no keeper.
     fn end_supervisor(&self) -> Result<(), SandboxError> {
-        let stream = match self.connect() {
+        let channel = match self.connect() {
             Err(SandboxError::Gone(_)) => return Ok(()),
             other => other?,
         };
-        let supervisor = process_of(&stream);
-        let request = send_request(stream, &SupervisorRequest::End, &[]).map_err(|error| self.connection_error(&error));
-        let done = request.and_then(|line| self.receive_response::<()>(&line, DESTROY_TIMEOUT, "its end"));
+        let supervisor = process_of(channel.stream());
+        let request = channel.send_request(&SupervisorRequest::End, &[]).map_err(|error| self.connection_error(&error));
+        let done = request.and_then(|()| self.receive_response::<()>(&channel, DESTROY_TIMEOUT, "its end"));
         match (done, supervisor) {
             // The keeper exits after this answer.
             (Ok(()) | Err(SandboxError::Gone(_)), Some(supervisor)) if has_ended(&supervisor) => Ok(()),
@@ -296,7 +280,7 @@ pub(in super::super) struct SupervisedSandbox {
     enforced: EnforcementReport,
     /// Workspace and home, as paths on the host.
     trees: [PathBuf; 2],
-    watch: Arc<SocketChannel>,
+    watch: Arc<Channel>,
     destroyed: Arc<AtomicBool>,
 }
 
@@ -370,10 +354,10 @@ impl Backend for SupervisedBackend {
         let cannot = |what: &dyn std::fmt::Display| StartError { what: what.to_string(), hint: None };
         let umask = own_umask().map_err(|e| cannot(&e))?;
         let order = AttemptOrder { plan: plan.clone(), io: *io, hold, umask };
-        let line = self
+        let channel = self
             .0
             .send_request(&SupervisorRequest::Run(Box::new(order)), &[stdin(), stdout(), stderr()])
             .map_err(|e| cannot(&e))?;
-        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))
+        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(channel), events)?))
     }
 }

@@ -12,20 +12,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{Mode, OFlags};
 use stockade_backend_api::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
 use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
-use stockade_sys::descriptors::{close_all_but, place_stdio};
-use stockade_sys::fd_passing::above_stdio;
+use stockade_supervisor::{Channel, leave_creator, serve_remote_attempt};
+use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
 use super::super::command::{CallerAttributes, SandboxCommandBackend};
 use super::super::supervisor_state::HostedSandbox;
 use super::event_clients::EventClients;
-use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
-use crate::remote::{self, SocketChannel};
-use stockade_sys::ready::readable_before;
+use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest};
 
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const MAX_CONNECTIONS: usize = 512;
@@ -63,41 +60,29 @@ impl std::fmt::Debug for SupervisorHooks {
 pub fn run_sandbox_supervisor(
     begin: impl FnOnce(&SandboxId, &Path) -> Result<SupervisorHooks, StartError>,
 ) -> io::Result<()> {
-    let ((plan, variables), along, maker) = receive_request::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
+    let creator = leave_creator()?;
+    let order = creator.receive_request::<(SandboxPlan, SettingsVariables)>(Some(REQUEST_TIMEOUT))?;
+    let ((plan, variables), along) = order.ok_or(io::ErrorKind::InvalidData)?;
     use_settings_variables(variables);
-    let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
+    let [directory] = <[OwnedFd; 1]>::try_from(along).map_err(|_| io::ErrorKind::InvalidData)?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).read_link()?;
     let made = begin(&plan.id, &path).and_then(|hooks| SandboxSupervisor::build_sandbox(&plan, &path, hooks));
     match made {
         Ok(supervisor) => {
             // A creator that is gone can find the sandbox by its name.
-            let _ = maker.send_message(&Ok::<(), StartError>(()));
-            drop(maker);
+            let _ = creator.send(&Ok::<(), StartError>(()));
+            drop(creator);
             supervisor.serve_until_end();
             Ok(())
         }
-        Err(error) => maker.send_message(&Err::<(), StartError>(error)),
+        Err(error) => creator.send(&Err::<(), StartError>(error)),
     }
-}
-
-/// Detaches from the creator: its terminal, its streams, its descriptors.
-fn leave_maker() -> io::Result<UnixStream> {
-    // `setsid(2)` fails for a process group leader, which a new child is not.
-    rustix::process::setsid()?;
-    let maker = above_stdio(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)?;
-    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    place_stdio([nothing.as_fd(); 3])?;
-    drop(nothing);
-    close_all_but(&[0, 1, 2, maker.as_raw_fd()])?;
-    let maker = UnixStream::from(maker);
-    maker.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-    Ok(maker)
 }
 
 /// Reason for the end of a sandbox.
 enum EndReason {
     /// A client requested it; the client receives the result.
-    Asked(SocketChannel),
+    Asked(Channel),
     /// The sandbox's processes are gone.
     Lost,
 }
@@ -233,8 +218,8 @@ impl SandboxSupervisor {
         if idle.recv_timeout(CLIENT_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("a client is not informed that the sandbox has ended");
         }
-        if let Some(EndReason::Asked(line)) = ending {
-            let _ = line.send_message(&done.map_err(SupervisorRefusal::from));
+        if let Some(EndReason::Asked(channel)) = ending {
+            let _ = channel.send(&done.map_err(SupervisorRefusal::from));
         }
     }
 }
@@ -277,34 +262,30 @@ impl SupervisorConnections {
         demand_own(&stream)?;
         // An accepted connection may block, unlike the listener.
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-        let (request, streams, line) = receive_request(stream)?;
+        let channel = Channel::from_stream(stream)?;
+        let Some((request, along)) = channel.receive_request(Some(REQUEST_TIMEOUT))? else { return Ok(()) };
         let refused = |done: Result<(), SandboxError>| done.map_err(SupervisorRefusal::from);
         match request {
-            SupervisorRequest::Enforced => {
-                line.send_message(&Ok::<_, SupervisorRefusal>(&self.hosted_sandbox.enforced))
-            }
-            SupervisorRequest::Pause => line.send_message(&refused(self.hosted_sandbox.pause())),
-            SupervisorRequest::Resume => line.send_message(&refused(self.hosted_sandbox.resume())),
+            SupervisorRequest::Enforced => channel.send(&Ok::<_, SupervisorRefusal>(&self.hosted_sandbox.enforced)),
+            SupervisorRequest::Pause => channel.send(&refused(self.hosted_sandbox.pause())),
+            SupervisorRequest::Resume => channel.send(&refused(self.hosted_sandbox.resume())),
             SupervisorRequest::Usage => {
-                line.send_message(&self.hosted_sandbox.read_usage().map_err(SupervisorRefusal::from))
+                channel.send(&self.hosted_sandbox.read_usage().map_err(SupervisorRefusal::from))
             }
             SupervisorRequest::Watch => {
-                self.watchers.serve_client(&line);
+                self.watchers.serve_client(&channel);
                 Ok(())
             }
             SupervisorRequest::Run(order) => {
-                let [Some(stdin), Some(stdout), Some(stderr)] = streams else {
-                    return Err(io::ErrorKind::InvalidData.into());
-                };
-                let caller = CallerAttributes { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
+                let streams = along.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+                let caller = CallerAttributes { streams: Some(streams), umask: Some(order.umask) };
                 let backend = SandboxCommandBackend::new(Arc::clone(&self.hosted_sandbox));
-                remote::serve_remote_attempt(line, |events| {
+                serve_remote_attempt(channel, |events| {
                     backend.begin_command(&order.plan, order.io, order.hold, events, caller)
                 })
             }
             SupervisorRequest::End => {
-                let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(EndReason::Asked(line));
+                let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(EndReason::Asked(channel));
                 wake_supervisor(&self.wake);
                 Ok(())
             }

@@ -1,0 +1,19 @@
+//! The process in front of a run, as far as all kinds of runs share it: how it starts, how clients
+//! talk to it, and how it keeps prepared workers.
+//!
+//! This crate must not know rules, the audit log, the store, how a sandbox is built, or how text is
+//! displayed.
+
+#![forbid(unsafe_code)]
+
+mod attempt;
+mod channel;
+mod daemon;
+mod pool;
+mod standard_streams;
+
+pub use attempt::serve_remote_attempt;
+pub use channel::{Channel, MAX_MESSAGE_BYTES};
+pub use daemon::{exec_supervisor, fork_supervisor, leave_creator};
+pub use pool::{PoolEvent, PoolLimits, WorkerNote, WorkerNotes, WorkerPool};
+pub use standard_streams::{open_dev_null, own_umask, release_streams, take_over_streams};
