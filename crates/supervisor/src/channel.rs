@@ -23,6 +23,8 @@ use stockade_sys::{Errno, fd_passing};
 const PROTOCOL_VERSION: u8 = 1;
 /// Time-out for the other side to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time-out for the request of a new client.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Length of the header, which contains the length of the message.
 const HEADER_BYTES: usize = 4;
 /// Longest request and longest message of an attempt, in bytes: two outputs of 16 MiB with every

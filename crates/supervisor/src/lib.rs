@@ -9,11 +9,18 @@
 mod attempt;
 mod channel;
 mod daemon;
+mod listener;
+mod message;
 mod pool;
 mod standard_streams;
 
 pub use attempt::serve_remote_attempt;
-pub use channel::{Channel, MAX_MESSAGE_BYTES};
+pub use channel::{Channel, MAX_MESSAGE_BYTES, REQUEST_TIMEOUT};
 pub use daemon::{exec_supervisor, fork_supervisor, leave_creator};
+pub use listener::{Listener, connect_in};
+pub use message::{
+    ClientMessage, ExecRequest, InputKind, InputPiece, InputResult, MAX_CLIENT_MESSAGE_BYTES, MAX_INPUT_BYTES,
+    MAX_RUN_MESSAGE_BYTES, OutcomeDestination, Refusal, Reply, Request, RunMessage, StartReport, TerminalSize,
+};
 pub use pool::{PoolEvent, PoolLimits, WorkerNote, WorkerNotes, WorkerPool};
 pub use standard_streams::{open_dev_null, own_umask, release_streams, take_over_streams};
