@@ -19,6 +19,8 @@ use serde::de::DeserializeOwned;
 use stockade_backend_api::remote::{AttemptChannel, AttemptMessage, EngineMessage};
 use stockade_sys::{Errno, fd_passing};
 
+use crate::message::{Refusal, Reply, Request};
+
 /// Version of the messages: the first byte of each connection.
 const PROTOCOL_VERSION: u8 = 1;
 /// Time-out for the other side to accept a message.
@@ -106,6 +108,17 @@ impl Channel {
             }
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the request is of another version of Stockade")),
         }
+    }
+
+    /// Receives the request of a client, and refuses one that is malformed or of another version.
+    ///
+    /// # Errors
+    /// [`io::Error`] as for [`receive_request`](Self::receive_request).
+    pub fn accept_request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
+        self.receive_request(Some(REQUEST_TIMEOUT)).inspect_err(|error| {
+            // A client that is gone needs no reply.
+            let _ = self.send(&Reply::<()>::Err(Refusal::because(error.to_string())));
+        })
     }
 
     /// Sends one message. Closes a connection that does not accept it.

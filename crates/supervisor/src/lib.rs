@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attached_clients;
 mod attempt;
 mod channel;
 mod daemon;
@@ -13,7 +14,9 @@ mod listener;
 mod message;
 mod pool;
 mod standard_streams;
+mod supervisor;
 
+pub use attached_clients::{AttachedApprover, ClientRegistry, ClientSlot};
 pub use attempt::serve_remote_attempt;
 pub use channel::{Channel, MAX_MESSAGE_BYTES, REQUEST_TIMEOUT};
 pub use daemon::{exec_supervisor, fork_supervisor, leave_creator};
@@ -24,3 +27,4 @@ pub use message::{
 };
 pub use pool::{PoolEvent, PoolLimits, WorkerNote, WorkerNotes, WorkerPool};
 pub use standard_streams::{open_dev_null, own_umask, release_streams, take_over_streams};
+pub use supervisor::{EndSignal, Service, Supervisor};

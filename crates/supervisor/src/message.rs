@@ -67,6 +67,11 @@ impl Refusal {
     pub fn because(why: impl Into<String>) -> Self {
         Self::Failed(StartError { what: why.into(), hint: None })
     }
+
+    /// Makes the refusal of a request that this kind of supervisor does not have.
+    pub fn unknown_request() -> Self {
+        Self::because("its supervisor does not have this request")
+    }
 }
 
 impl std::fmt::Display for Refusal {

@@ -24,10 +24,11 @@ use stockade_model::{
     IsolationLevel, LayerReport, LayerState, PolicyVerdict, RequestCommand, RequestId, RunRequest,
 };
 use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
+use stockade_supervisor::{
+    AttachedApprover, Channel, ClientRegistry, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, TerminalSize,
+};
 
-use super::attached_clients::{AttachedApprover, ClientRegistry};
 use super::script_integrity::find_alteration;
-use super::wire::{InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunChannel};
 use crate::render::{self, TextLayout};
 use crate::resolved_args;
 
@@ -78,7 +79,7 @@ impl RunInput {
     }
 
     /// Changes the size of the terminal, if it is one.
-    pub fn resize_terminal(&self, rows: u16, columns: u16, redraw: bool) {
+    pub fn resize_terminal(&self, TerminalSize { rows, columns, redraw }: TerminalSize) {
         let end = self.lock_end();
         let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == InputKind::Terminal) else { return };
         if rows == 0 || columns == 0 {
@@ -231,7 +232,7 @@ impl InputGate {
             || is_understood(&self.rule_engine.assess_request(&self.build_text_request(text)))
     }
 
-    fn submit_request(&self, input: &Arc<RunInput>, line: &Arc<RunChannel>, text: &[u8]) -> InputResult {
+    fn submit_request(&self, input: &Arc<RunInput>, channel: &Arc<Channel>, text: &[u8]) -> InputResult {
         let id = match resolved_args::request_id() {
             Ok(id) => id,
             Err(failure) => return InputResult::Refused(render::failure::format_error(&failure, TextLayout::PIPE)),
@@ -239,7 +240,7 @@ impl InputGate {
         let request = RunRequest { id, ..self.build_text_request(text) };
         let backend = Arc::new(InputBackend {
             input: Arc::clone(input),
-            line: Arc::clone(line),
+            channel: Arc::clone(channel),
             text: text.to_vec(),
             run: self.request.id.clone(),
             enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -289,7 +290,7 @@ fn wrap_in_here_document(command: &RequestCommand, text: &[u8]) -> RequestComman
 /// Input of one client.
 pub struct ClientInputWriter {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     /// Process id of the client.
     client: u32,
     /// Text not passed on yet: an incomplete line or command.
@@ -299,8 +300,8 @@ pub struct ClientInputWriter {
 
 impl ClientInputWriter {
     /// Creates the writer to this input, for the client of this connection.
-    pub fn new(input: Arc<RunInput>, line: Arc<RunChannel>, client: u32) -> Self {
-        Self { input, line, client, held: Vec::new(), unjudged_bytes: 0 }
+    pub fn new(input: Arc<RunInput>, channel: Arc<Channel>, client: u32) -> Self {
+        Self { input, channel, client, held: Vec::new(), unjudged_bytes: 0 }
     }
 
     /// Returns how many of its bytes were not assessed.
@@ -317,7 +318,7 @@ impl ClientInputWriter {
             return InputResult::Lost(format!("cannot record it: {error}"));
         }
         self.unjudged_bytes = self.unjudged_bytes.saturating_add(bytes.len() as u64);
-        let client = self.line.stream();
+        let client = self.channel.stream();
         let passed = if keys { self.input.write_keys(bytes, client) } else { self.input.write_bytes(bytes, client) };
         passed.map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
@@ -338,7 +339,10 @@ impl ClientInputWriter {
         self.held.extend_from_slice(bytes);
         let fate = self.pass_on(gate, ends);
         if piece == InputPiece::Close && fate == InputResult::Taken {
-            return self.input.close_input(self.line.stream()).map_or_else(InputResult::Lost, |()| InputResult::Taken);
+            return self
+                .input
+                .close_input(self.channel.stream())
+                .map_or_else(InputResult::Lost, |()| InputResult::Taken);
         }
         fate
     }
@@ -367,7 +371,7 @@ impl ClientInputWriter {
         }
         if gate.is_whole(text) {
             let text: Vec<u8> = self.held.drain(..length).collect();
-            return gate.submit_request(&self.input, &self.line, &text);
+            return gate.submit_request(&self.input, &self.channel, &text);
         }
         if ends {
             self.held.clear();
@@ -381,7 +385,7 @@ impl ClientInputWriter {
     fn write_held_text(&mut self, length: usize) -> InputResult {
         let text: Vec<u8> = self.held.drain(..length).collect();
         self.input
-            .write_assessed_text(&text, self.line.stream())
+            .write_assessed_text(&text, self.channel.stream())
             .map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
 }
@@ -437,7 +441,7 @@ impl PolicyEngine for InputPolicyEngine {
 /// Backend of one piece of input: its attempt is the write, into an existing sandbox.
 struct InputBackend {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     text: Vec<u8>,
     run: RequestId,
     enforced: Option<EnforcementReport>,
@@ -472,7 +476,7 @@ impl Backend for InputBackend {
             .collect::<BTreeMap<_, _>>();
         Ok(Box::new(InputAttempt {
             input: Arc::clone(&self.input),
-            line: Arc::clone(&self.line),
+            channel: Arc::clone(&self.channel),
             text: self.text.clone(),
             enforced: EnforcementReport { level: enforced.level, layers },
             events,
@@ -482,7 +486,7 @@ impl Backend for InputBackend {
 
 struct InputAttempt {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     text: Vec<u8>,
     enforced: EnforcementReport,
     events: AttemptEventSender,
@@ -495,7 +499,7 @@ impl Attempt for InputAttempt {
 
     fn release_command(&mut self) -> Result<(), StartError> {
         self.input
-            .write_assessed_text(&self.text, self.line.stream())
+            .write_assessed_text(&self.text, self.channel.stream())
             .map_err(|what| StartError { what, hint: None })?;
         self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Exited(0))));
         Ok(())

@@ -13,8 +13,8 @@ use rustix::process::{Signal, fchdir, getpid, kill_process};
 use stockade_launch::MountTableWatch;
 use stockade_model::{RawText, SessionId};
 use stockade_supervisor::{
-    Channel, ClientMessage, ExecRequest, Listener, MAX_CLIENT_MESSAGE_BYTES, OutcomeDestination, REQUEST_TIMEOUT,
-    Refusal, Reply, Request, RunMessage, WorkerNote, WorkerNotes, take_over_streams,
+    Channel, ClientMessage, ExecRequest, Listener, MAX_CLIENT_MESSAGE_BYTES, OutcomeDestination, Refusal, Reply,
+    Request, RunMessage, WorkerNote, WorkerNotes, take_over_streams,
 };
 use stockade_sys::session::replace_environment;
 
@@ -58,7 +58,7 @@ fn wait_and_run(parameters: WorkerParameters, mut notes: WorkerNotes) -> Result<
     warm_up_caches(&parameters.terms);
     notes.send(WorkerNote::Ready)?;
     let Some(channel) = await_client(&parameters.listener, &mounts)? else { return Ok(()) };
-    let Some((request, along)) = channel.receive_request(Some(REQUEST_TIMEOUT))? else { return Ok(()) };
+    let Some((request, along)) = channel.accept_request()? else { return Ok(()) };
     match request {
         Request::End(_) => {
             // In this order, because the supervisor ends the sender of `End`.
@@ -92,7 +92,7 @@ fn wait_and_run(parameters: WorkerParameters, mut notes: WorkerNotes) -> Result<
             };
             Ok(channel.send(&RunMessage::Over(code))?)
         }
-        _ => Ok(channel.send(&Reply::<()>::Err(Refusal::because("a session does not support this request")))?),
+        _ => Ok(channel.send(&Reply::<()>::Err(Refusal::unknown_request()))?),
     }
 }
 
