@@ -13,6 +13,7 @@ mod daemon;
 mod listener;
 mod message;
 mod pool;
+mod run_input;
 mod standard_streams;
 mod supervisor;
 
@@ -26,5 +27,6 @@ pub use message::{
     MAX_RUN_MESSAGE_BYTES, OutcomeDestination, Refusal, Reply, Request, RunMessage, StartReport, TerminalSize,
 };
 pub use pool::{PoolEvent, PoolLimits, WorkerNote, WorkerNotes, WorkerPool};
+pub use run_input::RunInput;
 pub use standard_streams::{open_dev_null, own_umask, release_streams, take_over_streams};
 pub use supervisor::{EndSignal, Service, Supervisor};

@@ -8,9 +8,11 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::Signal;
 use stockade_engine::InterruptSender;
 use stockade_model::EventKind;
-use stockade_supervisor::{Channel, ClientRegistry, InputKind, InputResult, Refusal, Reply, Request, Service};
+use stockade_supervisor::{
+    Channel, ClientRegistry, InputKind, InputResult, Refusal, Reply, Request, RunInput, Service,
+};
 
-use super::input::{ClientInputWriter, InputGate, RunInput};
+use super::input::{ClientInputWriter, InputGate};
 
 /// Signals that may be requested to end a run.
 const END_SIGNALS: [Signal; 5] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::KILL];

@@ -19,20 +19,20 @@ use stockade_engine::{InterruptSender, RequestEngine};
 use stockade_model::{EnforcementReport, Event, EventKind, RawText, RequestId, RunRequest};
 use stockade_store::runs::{DetachedRun, OutputStream, OutputWriter, RunDescription, RunStore, SupervisedRun};
 use stockade_supervisor::{
-    AttachedApprover, Channel, ClientRegistry, EndSignal, StartReport, Supervisor, fork_supervisor, open_dev_null,
-    release_streams,
+    AttachedApprover, Channel, ClientRegistry, EndSignal, RunInput, StartReport, Supervisor, fork_supervisor,
+    open_dev_null, release_streams,
 };
 use stockade_sys::descriptors::close_all_but;
 
 use super::super::run::{self, RunSetup};
 use super::super::target_sandbox::RunSandbox;
 use super::super::{CommandResult, now_ms, print_output, read_variable};
-use super::input::{InputGate, RunInput};
+use super::input::InputGate;
 use super::service::RunService;
 use crate::args::RunArgs;
 use crate::failure::CliError;
 use crate::locations::StateDirectory;
-use crate::relay::{CommandTerminal, open_terminal_pair};
+use crate::relay::{CommandTerminal, note_typed, open_terminal_pair};
 use crate::{exit, interrupts, locations};
 
 /// Time-out for the start of the command. No question is asked before.
@@ -152,12 +152,19 @@ impl CommandStreams {
             let (ours, inner) = open_terminal_pair(isatty(&stdin).then(|| stdin.as_fd())).map_err(detach_error)?;
             let shown = ours.try_clone().map_err(detach_error)?;
             rustix::stdio::dup2_stdin(open_dev_null().map_err(detach_error)?).map_err(detach_error)?;
-            return Ok(Self { input: Some(RunInput::from_terminal(ours)), terminal: Some(inner), shown: Some(shown) });
+            return Ok(Self {
+                input: Some(RunInput::from_terminal(ours, note_typed)),
+                terminal: Some(inner),
+                shown: Some(shown),
+            });
         }
         if typed.interactive {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
             rustix::stdio::dup2_stdin(read).map_err(detach_error)?;
-            return Ok(Self { input: Some(RunInput::from_pipe(write).map_err(detach_error)?), ..Self::default() });
+            return Ok(Self {
+                input: Some(RunInput::from_pipe(write, note_typed).map_err(detach_error)?),
+                ..Self::default()
+            });
         }
         rustix::stdio::dup2_stdin(open_dev_null().map_err(detach_error)?).map_err(detach_error)?;
         Ok(Self::default())
