@@ -25,5 +25,6 @@ mod store;
 
 pub use database::{BUSY_TIMEOUT_MS, StoreError, StoreOpenError};
 pub use database_path::StoreFileError;
+pub use live_directories::{LiveDirectory, SupervisedDirectory};
 pub use remembered::{ApprovalNamespace, ApprovalRecord, Consent, persistent_part};
 pub use store::{ApprovalStore, MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError};

@@ -229,15 +229,16 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed or the directory cannot be read.
     pub fn remove_strays(&self) -> Result<(), SandboxStoreError> {
-        for (id, path) in live_directories::list_directories::<SandboxId>(&self.root)? {
+        for directory in live_directories::list_directories::<SandboxId>(&self.root)? {
+            let (id, path) = (directory.id(), directory.path());
             let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
                 // With a clock that was set back, the age is unknown.
                 made.elapsed().is_ok_and(|age| age > RECORD_TIMEOUT)
             });
-            if is_old && self.find_sandbox(&id)?.is_none() && !self.is_held(&id)? {
+            if is_old && self.find_sandbox(id)?.is_none() && !self.is_held(id)? {
                 // The lock may not exist yet. The removal fails if there is anything else in it.
                 let _ = fs::remove_file(path.join(LOCK_NAME));
-                let _ = fs::remove_dir(&path);
+                let _ = fs::remove_dir(path);
             }
         }
         Ok(())

@@ -4,14 +4,13 @@
 //!
 //! This module does not know on purpose the commands of a session, its protocol, or the time.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, SessionId};
 
-use crate::database_path::{StoreFileError, private_directory, system_error};
-use crate::live_directories;
+use crate::database_path::{StoreFileError, private_directory};
+use crate::live_directories::{self, LiveDirectory, SupervisedDirectory};
 
 const DESCRIPTION_FILE: &str = "session.json";
 
@@ -36,20 +35,12 @@ pub struct SessionStore {
     root: PathBuf,
 }
 
-/// Session of a user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WarmSession {
-    id: SessionId,
-    path: PathBuf,
-}
+/// Session of a user. It is open as long as its directory is supervised.
+pub type WarmSession = LiveDirectory<SessionId>;
 
-/// Session that this process supervises. Its directory is removed when it is [closed](Self::close);
-/// a directory that was not removed belongs to a killed supervisor.
-#[derive(Debug)]
-pub struct SupervisedSession {
-    session: WarmSession,
-    lock: File,
-}
+/// Session that this process supervises. Its directory is removed at its end; a directory that was
+/// not removed belongs to a killed supervisor.
+pub type SupervisedSession = SupervisedDirectory<SessionId>;
 
 /// Error if a session cannot be begun.
 #[derive(Debug, thiserror::Error)]
@@ -74,16 +65,15 @@ impl SessionStore {
     /// [`SessionBeginError`] if the name is in use, or its directory cannot be created.
     pub fn begin_session(&self, about: &SessionDescription) -> Result<SupervisedSession, SessionBeginError> {
         let path = private_directory(&self.root.join(about.id.as_str()))?;
-        for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_open()) {
+        for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_supervised()) {
             lost.remove()?;
         }
         if path.exists() {
             return Err(SessionBeginError::Open(about.id.clone()));
         }
-        let lock = live_directories::create_locked(&path, |directory| {
+        Ok(live_directories::create_supervised(about.id.clone(), path, |directory| {
             live_directories::write_json(directory, DESCRIPTION_FILE, about)
-        })?;
-        Ok(SupervisedSession { session: WarmSession { id: about.id.clone(), path }, lock })
+        })?)
     }
 
     /// Returns all known sessions, in no order.
@@ -91,7 +81,7 @@ impl SessionStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
-        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
+        live_directories::list_directories(&self.root)
     }
 
     /// Returns the session with this id.
@@ -99,57 +89,14 @@ impl SessionStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn find_session(&self, id: &SessionId) -> Result<Option<WarmSession>, StoreFileError> {
-        Ok(self.list_sessions()?.into_iter().find(|session| session.id == *id))
+        Ok(self.list_sessions()?.into_iter().find(|session| session.id() == id))
     }
 }
 
 impl WarmSession {
-    /// Returns its id.
-    pub fn id(&self) -> &SessionId {
-        &self.id
-    }
-
-    /// Returns its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns its description.
     pub fn read_description(&self) -> Option<SessionDescription> {
-        live_directories::read_json(&self.path, DESCRIPTION_FILE)
-    }
-
-    /// Returns whether its supervisor is running.
-    pub fn is_open(&self) -> bool {
-        live_directories::is_held(&self.path)
-    }
-
-    /// Removes the session.
-    ///
-    /// # Errors
-    /// [`StoreFileError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), StoreFileError> {
-        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
-    }
-}
-
-impl SupervisedSession {
-    /// Returns the session.
-    pub fn session(&self) -> &WarmSession {
-        &self.session
-    }
-
-    /// Stops supervising without ending the session, because another process continues.
-    pub fn stop_supervising(self) {
-        drop(self.lock);
-    }
-
-    /// Ends the session and removes it.
-    ///
-    /// # Errors
-    /// [`StoreFileError`] if its directory cannot be removed.
-    pub fn close(self) -> Result<(), StoreFileError> {
-        self.session.remove()
+        live_directories::read_json(self.path(), DESCRIPTION_FILE)
     }
 }
 
@@ -174,22 +121,22 @@ mod tests {
         assert_eq!(sessions.list_sessions().unwrap(), []);
         let watched = sessions.begin_session(&about("one")).unwrap();
         let found = sessions.find_session(&about("one").id).unwrap().unwrap();
-        assert_eq!((found.is_open(), found.read_description()), (true, Some(about("one"))));
+        assert_eq!((found.is_supervised(), found.read_description()), (true, Some(about("one"))));
         assert!(matches!(sessions.begin_session(&about("one")), Err(SessionBeginError::Open(_))));
         let other = sessions.begin_session(&about("other")).unwrap();
-        watched.close().unwrap();
-        assert_eq!(sessions.list_sessions().unwrap(), [other.session().clone()]);
+        watched.remove().unwrap();
+        assert_eq!(sessions.list_sessions().unwrap(), [(*other).clone()]);
     }
 
     #[test]
     fn one_that_was_killed_is_told_of_until_the_next_begins() {
         let dir = tempfile::tempdir().unwrap();
         let sessions = SessionStore::at_root(dir.path().join("sessions"));
-        sessions.begin_session(&about("killed")).unwrap().stop_supervising();
+        drop(sessions.begin_session(&about("killed")).unwrap());
         let killed = sessions.find_session(&about("killed").id).unwrap().unwrap();
-        assert!(!killed.is_open());
+        assert!(!killed.is_supervised());
         let second_session = sessions.begin_session(&about("killed")).unwrap();
         assert_eq!(sessions.list_sessions().unwrap().len(), 1);
-        assert!(second_session.session().is_open());
+        assert!(second_session.is_supervised());
     }
 }

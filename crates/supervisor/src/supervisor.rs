@@ -76,12 +76,6 @@ pub struct Supervisor {
     idle: Receiver<()>,
 }
 
-impl std::fmt::Debug for Supervisor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Supervisor").finish_non_exhaustive()
-    }
-}
-
 impl Supervisor {
     /// Listens in this directory. Clients can connect from here on.
     ///

@@ -9,17 +9,16 @@
 
 mod output;
 
-use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, RequestCommand, RequestId, RunOutcome, SessionId};
 
-use crate::database_path::{StoreFileError, private_directory, system_error};
-use crate::live_directories;
+use crate::database_path::{StoreFileError, private_directory};
+use crate::live_directories::{self, LiveDirectory, SupervisedDirectory};
 
 pub use output::{OutputPiece, OutputReader, OutputStream, OutputWriter};
 
@@ -66,18 +65,10 @@ pub struct RunStore {
 }
 
 /// Detached run of a user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DetachedRun {
-    id: RequestId,
-    path: PathBuf,
-}
+pub type DetachedRun = LiveDirectory<RequestId>;
 
 /// Run that this process supervises, until it ends.
-#[derive(Debug)]
-pub struct SupervisedRun {
-    run: DetachedRun,
-    _lock: File,
-}
+pub type SupervisedRun = SupervisedDirectory<RequestId>;
 
 /// Error if a name identifies no run.
 #[derive(Debug, thiserror::Error)]
@@ -106,8 +97,7 @@ impl RunStore {
     pub fn begin_run(&self, id: &RequestId) -> Result<SupervisedRun, StoreFileError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
-        let lock = live_directories::create_locked(&path, |_| Ok(()))?;
-        Ok(SupervisedRun { run: DetachedRun { id: id.clone(), path }, _lock: lock })
+        live_directories::create_supervised(id.clone(), path, |_| Ok(()))
     }
 
     /// Returns all known runs, in no order.
@@ -115,7 +105,7 @@ impl RunStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_runs(&self) -> Result<Vec<DetachedRun>, StoreFileError> {
-        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
+        live_directories::list_directories(&self.root)
     }
 
     /// Returns the run whose id begins with `name`.
@@ -124,7 +114,7 @@ impl RunStore {
     /// [`RunFindError`] if there is none, or more than one.
     pub fn find_run(&self, name: &str) -> Result<DetachedRun, RunFindError> {
         let mut found =
-            self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
+            self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id().as_str().starts_with(name));
         match (found.next(), found.next()) {
             (Some(run), None) => Ok(run),
             (None, _) => Err(RunFindError::Nothing(name.to_owned())),
@@ -136,7 +126,7 @@ impl RunStore {
         let mut over: Vec<(u64, DetachedRun)> = self
             .list_runs()?
             .into_iter()
-            .filter(|run| !run.is_watched())
+            .filter(|run| !run.is_supervised())
             .map(|run| (run.read_description().map_or(0, |about| about.started_ms), run))
             .collect();
         over.sort_by_key(|(started_ms, _)| std::cmp::Reverse(*started_ms));
@@ -148,39 +138,24 @@ impl RunStore {
 }
 
 impl DetachedRun {
-    /// Returns its id.
-    pub fn id(&self) -> &RequestId {
-        &self.id
-    }
-
-    /// Returns its directory.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Returns its description, if it is stored already.
     pub fn read_description(&self) -> Option<RunDescription> {
-        live_directories::read_json(&self.path, DESCRIPTION_FILE)
-    }
-
-    /// Returns whether its supervisor is running, without which the run cannot be alive.
-    pub fn is_watched(&self) -> bool {
-        live_directories::is_held(&self.path)
+        live_directories::read_json(self.path(), DESCRIPTION_FILE)
     }
 
     /// Returns its state.
     pub fn read_state(&self) -> DetachedRunState {
         // In this order, because the outcome is written before the lock is released.
-        if self.is_watched() {
+        if self.is_supervised() {
             return DetachedRunState::Running;
         }
-        live_directories::read_json(&self.path, OUTCOME_FILE)
+        live_directories::read_json(self.path(), OUTCOME_FILE)
             .map_or(DetachedRunState::Lost, |outcome| DetachedRunState::Ended(Box::new(outcome)))
     }
 
     /// Returns its output, from the beginning.
     pub fn open_output(&self) -> OutputReader {
-        OutputReader::new(self.path.clone())
+        OutputReader::new(self.path().to_owned())
     }
 
     /// Returns a descriptor that becomes readable when there is more output: a non-blocking inotify
@@ -190,31 +165,18 @@ impl DetachedRun {
     /// [`io::Error`] if the user has too many of them.
     pub fn watch_output(&self) -> io::Result<OwnedFd> {
         let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        inotify::add_watch(&instance, &self.path, WatchFlags::MODIFY | WatchFlags::CREATE)?;
+        inotify::add_watch(&instance, self.path(), WatchFlags::MODIFY | WatchFlags::CREATE)?;
         Ok(instance)
-    }
-
-    /// Removes the run.
-    ///
-    /// # Errors
-    /// [`StoreFileError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), StoreFileError> {
-        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
 }
 
 impl SupervisedRun {
-    /// Returns the run.
-    pub fn run(&self) -> &DetachedRun {
-        &self.run
-    }
-
     /// Stores its description.
     ///
     /// # Errors
     /// [`StoreFileError`] if it cannot be written.
     pub fn write_description(&self, about: &RunDescription) -> Result<(), StoreFileError> {
-        live_directories::write_json(&self.run.path, DESCRIPTION_FILE, about)
+        live_directories::write_json(self.path(), DESCRIPTION_FILE, about)
     }
 
     /// Stores its outcome.
@@ -222,11 +184,11 @@ impl SupervisedRun {
     /// # Errors
     /// [`StoreFileError`] if it cannot be written.
     pub fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), StoreFileError> {
-        live_directories::write_json(&self.run.path, OUTCOME_FILE, outcome)
+        live_directories::write_json(self.path(), OUTCOME_FILE, outcome)
     }
 
     /// Returns the writer for its output.
     pub fn output_writer(&self) -> OutputWriter {
-        OutputWriter::new(self.run.path.clone())
+        OutputWriter::new(self.path().to_owned())
     }
 }

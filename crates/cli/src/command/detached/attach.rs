@@ -61,7 +61,7 @@ pub fn attach_to_run(typed: &AttachArgs) -> CommandResult {
     }
     client.detach_client();
     let mut shower = OutputPrinter::default();
-    while run.is_watched() {
+    while run.is_supervised() {
         shower.print_available(&mut output)?;
         sleep(RUN_POLL_INTERVAL);
     }

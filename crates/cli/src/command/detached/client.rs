@@ -117,7 +117,7 @@ impl RunClient {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
         let answers = UserTerminal::open().is_some();
         let attached = ask_supervisor(run, &Request::Attach { answers });
-        let (channel, intake) = attached.map_err(|why| match run.is_watched() {
+        let (channel, intake) = attached.map_err(|why| match run.is_supervised() {
             true => CliError::new(format!("cannot attach to {}: {why}", run.id())),
             false => CliError::new(format!("{} is over", run.id())).with_hint("`stockade logs` shows what it printed"),
         })?;

@@ -89,7 +89,7 @@ pub fn show_run_output(typed: &LogsArgs) -> CommandResult {
     let (mut output, mut shower) = (run.open_output(), OutputPrinter::default());
     loop {
         // Checked before the read: once the supervisor has exited, the output is complete.
-        let over = !run.is_watched();
+        let over = !run.is_supervised();
         shower.print_available(&mut output)?;
         if over || !typed.follow {
             return Ok(exit::SUCCESS);
@@ -135,7 +135,7 @@ impl OutputPrinter {
 /// [`CliError`] if there is no such run, or if it ended without an outcome.
 pub fn wait_for_run(typed: &WaitArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
-    while run.is_watched() {
+    while run.is_supervised() {
         sleep(RUN_POLL_INTERVAL);
     }
     end_of(&run)
@@ -160,14 +160,14 @@ fn end_of(run: &DetachedRun) -> CommandResult {
 pub fn kill_run(typed: &KillArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     if let Err(failure) = client::request_run_end(&run, typed.signal.to_signal()) {
-        if run.is_watched() {
+        if run.is_supervised() {
             return Err(failure);
         }
         crate::print_error(&CliError::new(format!("{} is over", run.id())));
         return Ok(exit::NEGATIVE_RESULT);
     }
     let deadline = Instant::now() + END_TIMEOUT;
-    while run.is_watched() {
+    while run.is_supervised() {
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", run.id(), END_TIMEOUT.as_secs());
             return Err(CliError::new(why).with_hint("again with --signal kill"));

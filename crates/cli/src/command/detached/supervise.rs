@@ -56,7 +56,7 @@ pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     close_all_but(&[0, 1, 2]).map_err(detach_error)?;
     let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let watched = RunStore::at_root(state.runs_directory()).begin_run(&id)?;
-    let run = watched.run().clone();
+    let run = (*watched).clone();
     // The supervisor has a copy of the lock, which is released with the last one.
     match fork_supervisor(|launcher| run_supervisor(typed, id, watched, launcher)) {
         Ok((_, supervisor)) => await_start(&supervisor, &run),
@@ -233,7 +233,7 @@ impl RunSupervisor {
         let (clients, input) = (Arc::clone(&self.clients), self.input.clone());
         let service = Arc::new(RunService { clients, input, gate, interrupter });
         let end = Arc::new(EndSignal::new().map_err(cannot)?);
-        let supervisor = Supervisor::listen_in(self.watched.run().path(), service, end).map_err(cannot)?;
+        let supervisor = Supervisor::listen_in(self.watched.path(), service, end).map_err(cannot)?;
         // The end of this process ends the thread.
         let serve = move || supervisor.serve_until_end(|| Some(Duration::MAX), || Ok(()));
         thread::Builder::new().name("stockade-control".to_owned()).spawn(serve).map(drop).map_err(cannot)
@@ -356,7 +356,7 @@ mod tests {
         from_err.write_all(b"to err").unwrap();
         drop((from_out, from_err));
         store_output(vec![(OutputStream::Out, out.into()), (OutputStream::Err, err.into())], watched.output_writer());
-        let mut stored_output = watched.run().open_output();
+        let mut stored_output = watched.open_output();
         let pieces: Vec<_> = std::iter::from_fn(|| stored_output.next_piece().unwrap()).collect();
         assert_eq!(pieces.len(), 2, "{pieces:?}");
     }

@@ -127,7 +127,7 @@ fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Opt
 
 fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
     let session = find_session(&typed.id)?;
-    if !session.is_open() {
+    if !session.is_supervised() {
         return Err(lost_session_error(&session));
     }
     let cannot = |error: io::Error| CliError::new(format!("cannot reach `{}`: {error}", session.id()));
@@ -235,7 +235,7 @@ fn stop_with_it(person: Option<&UserTerminal>) {
 }
 
 fn ended_without_a_word(session: &WarmSession) -> CliError {
-    if session.path().exists() && !session.is_open() {
+    if session.path().exists() && !session.is_supervised() {
         return lost_session_error(session);
     }
     let why = format!("`{}` ended, or the supervisor of the command was killed", session.id());
@@ -244,14 +244,14 @@ fn ended_without_a_word(session: &WarmSession) -> CliError {
 
 fn end_session_by_name(name: &str) -> CommandResult {
     let session = find_session(name)?;
-    if !session.is_open() {
+    if !session.is_supervised() {
         session.remove()?;
         crate::print_error(&lost_session_error(&session));
         return Ok(exit::NEGATIVE_RESULT);
     }
     let mut channel = ask_to_end(&session);
     let deadline = Instant::now() + END_TIMEOUT;
-    while session.is_open() {
+    while session.is_supervised() {
         let cannot = |error| CliError::new(format!("cannot end `{}`: {error}", session.id()));
         let asked = channel.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
@@ -291,8 +291,8 @@ fn list_sessions(json: bool) -> CommandResult {
         &found,
         json,
         (
-            |(about, session)| listed_json(session, about.as_ref(), session.is_open()),
-            |(about, session)| text::format_line(session.id(), about.as_ref(), session.is_open()),
+            |(about, session)| listed_json(session, about.as_ref(), session.is_supervised()),
+            |(about, session)| text::format_line(session.id(), about.as_ref(), session.is_supervised()),
         ),
         "",
     )

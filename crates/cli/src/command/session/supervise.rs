@@ -49,17 +49,17 @@ pub fn supervise_session(start: SessionParameters) -> CommandResult {
     let watched = start.sessions.begin_session(&about)?;
     // An earlier session of the same name may have been killed before it could do this.
     if let Err(failure) = end_session(&about.id) {
-        watched.close()?;
+        watched.remove()?;
         return Err(failure);
     }
-    let listening = Listener::listen_in(watched.session().path()).and_then(|listener| {
+    let listening = Listener::listen_in(watched.path()).and_then(|listener| {
         release_streams()?;
         Ok(listener)
     });
     let parameters = match listening {
         Ok(listener) => WorkerParameters { listener, session: about.id, terms: start.terms },
         Err(error) => {
-            watched.close()?;
+            watched.remove()?;
             return Err(cannot(error));
         }
     };
@@ -72,7 +72,7 @@ pub fn supervise_session(start: SessionParameters) -> CommandResult {
     loop {
         match pool.next_event(&PollFd::new(&signals, PollFlags::IN)) {
             PoolEvent::Forked(notes) => {
-                watched.stop_supervising();
+                drop(watched);
                 drop((signals, launcher));
                 exit_now(worker::run_worker(parameters, notes).into());
             }
@@ -86,5 +86,5 @@ pub fn supervise_session(start: SessionParameters) -> CommandResult {
     pool.end(COMMAND_END_TIMEOUT);
     // If that fails, the next session of this name does it, or does not start.
     let _ = end_session(&parameters.session);
-    Ok(watched.close().map_or(exit::STOCKADE_FAILURE, |()| exit::SUCCESS))
+    Ok(watched.remove().map_or(exit::STOCKADE_FAILURE, |()| exit::SUCCESS))
 }
