@@ -15,7 +15,7 @@ use crate::session::ASKING;
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts it and gives its id.
 #[track_caller]
@@ -42,7 +42,7 @@ pub fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
 /// Looks until it is so.
 #[track_caller]
 pub fn eventually(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20));
@@ -162,7 +162,7 @@ fn kill_ends_whatever_the_command_does_about_it() {
 }
 
 #[test]
-fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
+fn kill_9_of_the_supervisor_leaves_nothing_and_is_reported() {
     each_user(|world| {
         for level in ["full", "restricted"] {
             let marker = format!("2645751{}", world.account.uid);
@@ -210,7 +210,7 @@ fn endless_output_is_kept_at_both_ends() {
 
 /// What was never started leaves nothing to look at, and says why at once.
 #[test]
-fn what_is_refused_is_told_to_the_launcher() {
+fn refusals_are_reported_to_the_launcher() {
     each_user(|world| {
         for (option, code, why) in
             [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 125, "none")]
@@ -230,7 +230,7 @@ fn socket(world: &World, id: &str) -> PathBuf {
 }
 
 #[test]
-fn neither_what_runs_nor_another_user_reaches_it() {
+fn neither_the_command_nor_another_user_reaches_it() {
     each_user(|world| {
         let id = detach(world, &[], "sleep 600");
         let socket = socket(world, &id);

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
-use crate::apart::stops_itself_and_goes_on;
+use crate::apart::stops_itself_and_continues;
 use crate::detached::{eventually, stockade};
 use crate::life::{assert_none_left, marked};
 use crate::terminal::Terminal;
@@ -153,7 +153,7 @@ fn the_shell_outside_has_job_control_over_a_command_of_a_session() {
             }
             shell.press("\u{3}");
             shell.expect("outside> ");
-            stops_itself_and_goes_on(&mut shell);
+            stops_itself_and_continues(&mut shell);
         }
     });
 }
@@ -293,7 +293,7 @@ fn signals_and_the_end_of_the_caller_reach_the_command() {
 }
 
 #[test]
-fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
+fn kill_9_of_the_supervisor_leaves_nothing_and_is_reported() {
     each_user(|world| {
         for level in ["full", "restricted"] {
             let session = Session::start(world, &["--name", "killed", "--level", level]);
@@ -323,7 +323,7 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
 }
 
 #[test]
-fn kill_9_of_a_front_ends_its_command_alone() {
+fn kill_9_of_a_worker_ends_its_command_alone() {
     each_user(|world| {
         let session = Session::start(world, &[]);
         let waiting = session.workers();
@@ -342,7 +342,7 @@ fn kill_9_of_a_front_ends_its_command_alone() {
 }
 
 #[test]
-fn the_end_of_a_session_is_the_end_of_what_runs_in_it() {
+fn the_end_of_a_session_ends_its_processes() {
     each_user(|world| {
         let session = Session::start(world, &[]);
         let marker = format!("9746794{}", world.account.uid);
@@ -441,7 +441,7 @@ pub const ASKING: &str = "import os, socket, sys\n\
     sys.exit(0 if all(heard) else 3)";
 
 #[test]
-fn neither_what_runs_in_it_nor_another_user_reaches_it() {
+fn neither_its_processes_nor_another_user_reach_it() {
     each_user(|world| {
         let script = world.file("ws/ask.py", ASKING);
         for level in ["full", "restricted"] {
@@ -465,7 +465,7 @@ fn neither_what_runs_in_it_nor_another_user_reaches_it() {
 }
 
 #[test]
-fn what_cannot_be_is_told_at_once() {
+fn impossible_options_are_reported_at_once() {
     each_user(|world| {
         for (arguments, why) in [
             (&["session", "exec", "nobody", "--", "true"][..], "there is no session"),

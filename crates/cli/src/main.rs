@@ -145,8 +145,8 @@ pub(crate) fn wants_color() -> bool {
 /// ends with this process.
 fn stop_safely(panic: &std::panic::PanicHookInfo<'_>) {
     terminal::give_back();
-    let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
-    let failure = CliError::new(format!("an internal error{place}; running commands were ended"))
+    let source_location = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+    let failure = CliError::new(format!("an internal error{source_location}; running commands were ended"))
         .with_hint("please report it, with the command that you ran");
     print_error(&failure);
     std::process::exit(exit::STOCKADE_FAILURE.into());

@@ -73,7 +73,7 @@ pub enum SandboxStoreError {
     TooMany,
     /// The directory is unavailable.
     #[error(transparent)]
-    Place(#[from] StoreFileError),
+    StoreFile(#[from] StoreFileError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -50,7 +50,7 @@ pub enum SessionBeginError {
     Open(SessionId),
     /// The directory is unavailable.
     #[error(transparent)]
-    Place(#[from] StoreFileError),
+    StoreFile(#[from] StoreFileError),
 }
 
 impl SessionStore {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_open_while_somebody_watches_over_it_and_forgotten_when_it_is_closed() {
+    fn a_session_is_open_while_a_supervisor_lives_and_forgotten_when_closed() {
         let dir = tempfile::tempdir().unwrap();
         let sessions = SessionStore::at_root(dir.path().join("sessions"));
         assert_eq!(sessions.list_sessions().unwrap(), []);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_killed_is_told_of_until_the_next_begins() {
+    fn a_killed_run_is_reported_until_the_next_starts() {
         let dir = tempfile::tempdir().unwrap();
         let sessions = SessionStore::at_root(dir.path().join("sessions"));
         drop(sessions.begin_session(&about("killed")).unwrap());

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_counts_and_the_others_are_told() {
+    fn the_first_answer_counts_and_the_others_are_informed() {
         let meeting = Meeting::new();
         let ((one, line_one), (two, line_two)) = (meeting.attach(), meeting.attach());
         let question_thread = meeting.ask(60_000);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_left_is_silence_at_once() {
+    fn no_remaining_client_is_silence_at_once() {
         let meeting = Meeting::new();
         let (one, line) = meeting.attach();
         let question_thread = meeting.ask(600_000);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_answers_what_stands() {
+    fn a_late_client_answers_the_open_question() {
         let meeting = Meeting::new();
         let (_, first) = meeting.attach();
         let question_thread = meeting.ask(60_000);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_or_waits_too_long_is_silence() {
+    fn a_withdrawn_or_late_question_is_silence() {
         let meeting = Meeting::new();
         let (_, line) = meeting.attach();
         assert_eq!(meeting.ask(50).join().unwrap(), ApprovalAnswer::TimedOut);

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use stockade_sys::socket::{UnixSocketAddress, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 use crate::channel::Channel;
 
@@ -57,7 +57,7 @@ impl Listener {
             Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => return Ok(None),
             Err(e) => return Err(e),
         };
-        if demand_own(&stream).is_err() {
+        if require_own(&stream).is_err() {
             return Ok(None);
         }
         // An accepted connection may block, unlike the listener.
@@ -85,7 +85,7 @@ impl Listener {
 /// [`io::Error`] if no process listens there, or a process of another user.
 pub fn connect_in(directory: &Path) -> io::Result<Channel> {
     let stream = UnixStream::connect(UnixSocketAddress::in_directory(directory, SOCKET_NAME)?.path())?;
-    demand_own(&stream)?;
+    require_own(&stream)?;
     Channel::from_stream(stream)
 }
 

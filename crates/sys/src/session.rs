@@ -26,7 +26,7 @@ pub enum ForkResult {
 /// # Errors
 /// An error if there are other threads, or at the process limit.
 pub fn fork_process() -> io::Result<ForkResult> {
-    demand_one_thread()?;
+    require_one_thread()?;
     // SAFETY: with a single thread nothing is half done in the copy. The C library's own fork, not
     // the system call: it sets its idea of the thread.
     let pid = unsafe { libc::fork() };
@@ -88,7 +88,7 @@ pub fn become_foreground_group() -> Result<(), crate::Errno> {
 /// An error if there are other threads, which may read variables at any time, or if an entry is not
 /// a valid variable. Then no variable is changed.
 pub fn replace_environment(variables: &[(OsString, OsString)]) -> io::Result<()> {
-    demand_one_thread()?;
+    require_one_thread()?;
     let is_variable = |(name, value): &(OsString, OsString)| {
         let (name, value) = (name.as_bytes(), value.as_bytes());
         !name.is_empty() && !name.contains(&b'=') && !name.contains(&0) && !value.contains(&0)
@@ -110,7 +110,7 @@ pub fn replace_environment(variables: &[(OsString, OsString)]) -> io::Result<()>
     Ok(())
 }
 
-fn demand_one_thread() -> io::Result<()> {
+fn require_one_thread() -> io::Result<()> {
     if fs::read_dir("/proc/self/task")?.count() == 1 {
         return Ok(());
     }

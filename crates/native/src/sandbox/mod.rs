@@ -82,11 +82,11 @@ impl SandboxProvider for NativeSandboxes {
     }
 
     fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
-        demand_possible(plan)
+        require_possible(plan)
     }
 
     fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
-        demand_possible(plan)?;
+        require_possible(plan)?;
         if let Some(supervisor_program) = &self.supervisor_program {
             return Ok(Box::new(supervisor_program.create_sandbox(plan, events)?));
         }
@@ -113,7 +113,7 @@ fn unsupported_error(what: &'static str, why: impl Into<String>) -> SandboxError
     SandboxError::Unsupported { backend: BACKEND_NAME, what, why: why.into() }
 }
 
-fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
+fn require_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
     if plan.level != IsolationLevel::Full {
         let why = "without namespaces nothing can isolate several commands together";
         return Err(unsupported_error("a level below `full`", why));

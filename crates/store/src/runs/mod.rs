@@ -81,7 +81,7 @@ pub enum RunFindError {
     Several(String),
     /// The directory cannot be read.
     #[error(transparent)]
-    Place(#[from] StoreFileError),
+    StoreFile(#[from] StoreFileError),
 }
 
 impl RunStore {

@@ -121,7 +121,7 @@ fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, launche
     let setup = RunSetup {
         signals,
         terminal: terminal.map_or(CommandTerminal::Own, CommandTerminal::Held),
-        place: RunSandbox::Own(None),
+        run_sandbox: RunSandbox::Own(None),
         supervisor: Some(Arc::clone(&supervisor)),
     };
     let (outcome, code) = run::run_to_end(typed, id, |_| Ok(setup));

@@ -83,20 +83,20 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
         Some(name) => resolved_args::parse_session_id(name)?,
         None => resolved_args::session_id()?,
     };
-    let (terms, profile) = resolve_options(typed.terms, &id)?;
+    let (options, profile) = resolve_options(typed.options, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     let cannot = |error: &dyn std::fmt::Display| CliError::new(format!("cannot start a session: {error}"));
     close_all_but(&[0, 1, 2]).map_err(|e| cannot(&e))?;
     let about = SessionDescription {
         id: id.clone(),
-        workspace: terms.workspace.as_deref().unwrap_or("/".as_ref()).into(),
+        workspace: options.workspace.as_deref().unwrap_or("/".as_ref()).into(),
         profile,
         started_ms: now_ms(),
         supervisor: 0,
     };
     let sessions = open_sessions()?;
     let idle = typed.idle_timeout;
-    let supervise = |launcher| supervise_session(SessionParameters { sessions, about, terms, idle, launcher });
+    let supervise = |launcher| supervise_session(SessionParameters { sessions, about, options, idle, launcher });
     let (_, supervisor) = fork_supervisor(|launcher| crate::code_of(supervise(launcher))).map_err(|e| cannot(&e))?;
     match supervisor.receive_within::<StartReport>(START_TIMEOUT) {
         Ok(Some(Ok(()))) => {
@@ -114,15 +114,15 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
 
 /// Resolves the options now, because a command of the session may start in another directory. Fails
 /// if a command could not even be assessed.
-fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
-    let request_args = ResolvedArgs::from_run_args(build_run_args(&terms), &read_variable)?;
+fn resolve_options(options: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
+    let request_args = ResolvedArgs::from_run_args(build_run_args(&options), &read_variable)?;
     let setting = configuration::load_config(&request_args.workspace)?;
-    let profile = request_args.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
+    let profile = request_args.options.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &request_args.workspace, &request_args.all_grants())
         .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
     let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
     let (grants, requests) = (resolved(&request_args.grants), resolved(&request_args.requested));
-    Ok((RunOptions { workspace: Some(request_args.workspace), grants, requests, ..terms }, Some(profile)))
+    Ok((RunOptions { workspace: Some(request_args.workspace), grants, requests, ..options }, Some(profile)))
 }
 
 fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
@@ -253,7 +253,7 @@ fn end_session_by_name(name: &str) -> CommandResult {
     let deadline = Instant::now() + END_TIMEOUT;
     while session.is_supervised() {
         let cannot = |error| CliError::new(format!("cannot end `{}`: {error}", session.id()));
-        let asked = channel.as_ref().map_err(cannot)?;
+        let request_file = channel.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", quote_path(session.path()), END_TIMEOUT.as_secs());
             return Err(CliError::new(why));
@@ -261,7 +261,7 @@ fn end_session_by_name(name: &str) -> CommandResult {
         sleep(SESSION_POLL_INTERVAL);
         // A worker that closes the connection without an answer was killed. The next one gets the
         // request, unless the session has ended meanwhile.
-        if is_closed(asked)
+        if is_closed(request_file)
             && let Ok(new_channel) = ask_to_end(&session)
         {
             channel = Ok(new_channel);

@@ -30,7 +30,7 @@ pub struct SessionParameters {
     /// Description of the session.
     pub about: SessionDescription,
     /// Options of its commands.
-    pub terms: RunOptions,
+    pub options: RunOptions,
     /// Time-out without a command.
     pub idle: Duration,
     /// Connection to the launcher, which waits for the [`StartReport`].
@@ -57,7 +57,7 @@ pub fn supervise_session(start: SessionParameters) -> CommandResult {
         Ok(listener)
     });
     let parameters = match listening {
-        Ok(listener) => WorkerParameters { listener, session: about.id, terms: start.terms },
+        Ok(listener) => WorkerParameters { listener, session: about.id, options: start.options },
         Err(error) => {
             watched.remove()?;
             return Err(cannot(error));

@@ -41,7 +41,7 @@ pub struct WorkerParameters {
     /// The session.
     pub session: SessionId,
     /// Options of its commands.
-    pub terms: RunOptions,
+    pub options: RunOptions,
 }
 
 /// Runs a worker, in a process of its own with one thread. Returns its exit code.
@@ -54,8 +54,8 @@ fn wait_and_run(parameters: WorkerParameters, mut notes: WorkerNotes) -> Result<
     // Before any thread starts.
     let signals = interrupts::take_signals()?;
     let mounts = MountTableWatch::start_watching()?;
-    let prewarmed_init = run::start_prewarmed_init(&parameters.terms);
-    warm_up_caches(&parameters.terms);
+    let prewarmed_init = run::start_prewarmed_init(&parameters.options);
+    warm_up_caches(&parameters.options);
     notes.send(WorkerNote::Ready)?;
     let Some(channel) = await_client(&parameters.listener, &mounts)? else { return Ok(()) };
     let Some((request, along)) = channel.accept_request()? else { return Ok(()) };
@@ -79,7 +79,7 @@ fn wait_and_run(parameters: WorkerParameters, mut notes: WorkerNotes) -> Result<
                         RunSetup {
                             signals,
                             terminal: CommandTerminal::Own,
-                            place: RunSandbox::Own(prewarmed_init),
+                            run_sandbox: RunSandbox::Own(prewarmed_init),
                             supervisor: None,
                         },
                     )?
@@ -136,10 +136,10 @@ fn take_over(
         terminal::use_lent_terminal(person, move || job.stop_client(&channel));
     }
     trace::start_tracing(None)?;
-    let mut terms = parameters.terms;
-    terms.requests.extend(request.requests.iter().map(|typed| typed.as_os_str().to_owned()));
+    let mut options = parameters.options;
+    options.requests.extend(request.requests.iter().map(|typed| typed.as_os_str().to_owned()));
     let typed = RunArgs {
-        terms,
+        options,
         session: Some(parameters.session.to_string()),
         json: match request.report {
             OutcomeDestination::Nowhere => None,
