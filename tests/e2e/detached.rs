@@ -11,6 +11,7 @@ use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
 use crate::life::{assert_none_left, marked};
+use crate::session::ASKING;
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user, one_user};
 
@@ -225,26 +226,16 @@ fn refusals_are_reported_to_the_launcher() {
 
 /// The socket of a run, found from outside.
 fn socket(world: &World, id: &str) -> PathBuf {
-    world.home().join(".local/state/stockade/runs").join(id).join("control")
+    world.home().join(".local/state/stockade/runs").join(id).join("supervisor")
 }
-
-/// Attaches, then asks for the end as `stockade kill` does; exit code 0 where both
-/// were heard.
-const ASKING: &str = "import os, socket, sys\n\
-    os.chdir(os.path.dirname(sys.argv[1]))\n\
-    def ask(line):\n\
-    \x20   s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n\
-    \x20   s.connect('control'); s.sendall(line)\n\
-    \x20   return s.recv(64)\n\
-    heard = [ask(line) == b'done\\n' for line in (b'attach answers\\n', b'end 15\\n')]\n\
-    sys.exit(0 if all(heard) else 3)";
 
 #[test]
 fn neither_the_command_nor_another_user_reaches_it() {
     each_user(|world| {
         let id = detach(world, &[], "sleep 600");
         let socket = socket(world, &id);
-        let ask = ["python3", "-c", ASKING, socket.to_str().unwrap()];
+        let requests = [r#"{"Attach":{"answers":true}}"#, r#"{"End":15}"#];
+        let ask = ["python3", "-c", ASKING, socket.to_str().unwrap(), requests[0], requests[1]];
         for level in ["full", "restricted"] {
             let inside = world.run(&world.stockade(&["--level", level], &ask));
             assert_ne!(inside.ended, ProgramEnd::Code(0), "from a sandbox of level {level}");

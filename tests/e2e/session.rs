@@ -70,7 +70,7 @@ impl<'w> Session<'w> {
     }
 
     fn socket(&self) -> PathBuf {
-        self.world.home().join(".local/state/stockade/sessions").join(&self.id).join("socket")
+        self.world.home().join(".local/state/stockade/sessions").join(&self.id).join("supervisor")
     }
 
     fn end(&self) -> ProgramOutput {
@@ -428,11 +428,17 @@ fn a_name_that_is_protected_since_the_last_command_is_protected() {
     });
 }
 
-/// Asks for the end as `stockade session end` does; exit code 0 where it was heard.
-const ASKING: &str = "import os, socket, struct, sys\n\
-    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(5)\n\
-    os.chdir(os.path.dirname(sys.argv[1])); s.connect('socket'); s.send(struct.pack('ii', 2, 0))\n\
-    sys.exit(0 if s.recv(64) == struct.pack('ii', 4, 0) else 3)";
+/// Sends each of its further arguments as a request to the supervisor whose socket is the first;
+/// exit code 0 where all were accepted.
+pub const ASKING: &str = "import os, socket, sys\n\
+    os.chdir(os.path.dirname(sys.argv[1]))\n\
+    def ask(request):\n\
+    \x20   s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('supervisor')\n\
+    \x20   file = os.memfd_create('request'); os.write(file, request.encode())\n\
+    \x20   socket.send_fds(s, [b'\\x01'], [file])\n\
+    \x20   return s.recv(64)[4:]\n\
+    heard = [ask(request).startswith(b'{\"Ok\":') for request in sys.argv[2:]]\n\
+    sys.exit(0 if all(heard) else 3)";
 
 #[test]
 fn neither_its_processes_nor_another_user_reach_it() {
@@ -441,8 +447,8 @@ fn neither_its_processes_nor_another_user_reach_it() {
         for level in ["full", "restricted"] {
             let session = Session::start(world, &["--level", level]);
             let socket = session.socket();
-            let ask = ["python3", script.to_str().unwrap(), socket.to_str().unwrap()];
-            let inside = session.exec(&ask.join(" "));
+            let ask = ["python3", script.to_str().unwrap(), socket.to_str().unwrap(), r#"{"End":null}"#];
+            let inside = session.exec(&format!("{} '{}'", ask[..3].join(" "), ask[3]));
             assert_ne!(inside.ended, ProgramEnd::Code(0), "from a command of level {level}");
             if world.account.user == TestUser::Root {
                 let other = World::new(TestUser::Ordinary);

@@ -51,10 +51,15 @@ fn main() -> ExitCode {
         Ok(typed) => run_subcommand(typed.command, start),
         Err(e) => report_usage_error(&e),
     };
-    ExitCode::from(code.unwrap_or_else(|failure| {
+    ExitCode::from(code_of(code))
+}
+
+/// Returns the exit code of a subcommand, and reports its failure.
+pub(crate) fn code_of(result: command::CommandResult) -> u8 {
+    result.unwrap_or_else(|failure| {
         print_error(&failure);
         exit::STOCKADE_FAILURE
-    }))
+    })
 }
 
 /// Runs the subcommand. `start` is the start time of this program.

@@ -15,7 +15,6 @@ pub mod descriptors;
 pub mod exec;
 pub mod fd_passing;
 pub mod fork_signals;
-pub mod framed;
 pub mod keyring;
 pub mod landlock;
 pub mod limits;

@@ -1,5 +1,4 @@
-//! Forking a complete process, in a session of its own (setsid(2)) that no hang-up reaches and no
-//! terminal controls.
+//! Forking a complete process, and its terminal, its process group and its variables.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,19 +18,6 @@ pub enum ForkResult {
     Parent(Pid),
     /// The child.
     Child,
-}
-
-/// Forks. The child leads a session without a terminal.
-///
-/// # Errors
-/// As [`fork_process`].
-pub fn fork_into_session() -> io::Result<ForkResult> {
-    let side = fork_process()?;
-    if matches!(side, ForkResult::Child) {
-        // setsid(2) fails only for a process group leader, which a new child is not.
-        rustix::process::setsid()?;
-    }
-    Ok(side)
 }
 
 /// Forks. The child is a complete process that may allocate and start threads. So the caller must
@@ -139,7 +125,7 @@ mod tests {
     fn a_process_with_other_threads_is_not_copied() {
         let (done, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || wait.recv());
-        assert!(fork_into_session().is_err());
+        assert!(fork_process().is_err());
         assert!(replace_environment(&[]).is_err());
         drop(done);
         assert!(other.join().unwrap().is_err());

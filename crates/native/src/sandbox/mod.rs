@@ -54,8 +54,8 @@ impl NativeSandboxes {
 
     /// Keeps each sandbox in a process of its own, so that it survives its creator. The process
     /// runs `program` with `arguments`, and must call [`run_sandbox_supervisor`]. Program and arguments are
-    /// visible inside, because the first process of a sandbox is a copy of the keeper. `root` has a
-    /// private directory for each sandbox, named by its id, in which the keeper is found. Host
+    /// visible inside, because the first process of a sandbox is a copy of the supervisor. `root` has a
+    /// private directory for each sandbox, named by its id, in which the supervisor is found. Host
     /// names are resolved by the host's resolver.
     #[must_use]
     pub fn with_supervisor(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
@@ -94,7 +94,7 @@ impl SandboxProvider for NativeSandboxes {
         Ok(Box::new(NativeSandbox { id: plan.id.clone(), hosted_sandbox: Arc::new(hosted_sandbox) }))
     }
 
-    /// Without keeper processes there is never one to adopt: its processes ended with its creator.
+    /// Without supervisor processes there is never one to adopt: its processes ended with its creator.
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         match &self.supervisor_program {
             Some(supervisor_program) => Ok(Box::new(supervisor_program.connect_sandbox(plan, events)?)),
@@ -102,7 +102,7 @@ impl SandboxProvider for NativeSandboxes {
         }
     }
 
-    /// Without keeper processes the kernel has cleaned up; an empty control group is removed when
+    /// Without supervisor processes the kernel has cleaned up; an empty control group is removed when
     /// the next is made.
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         self.supervisor_program.as_ref().map_or(Ok(()), |supervisor_program| supervisor_program.clear(id))

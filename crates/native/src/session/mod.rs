@@ -2,22 +2,24 @@
 //! each with a PID namespace and private directories of its own.
 //!
 //! There are three kinds of processes. The first is the program. The second is its **helper**,
-//! forked while the program has one thread, which runs no command and keeps one front in advance.
-//! The third are the **fronts**: each starts one sandbox, waits for one plan, and exits with it. So
-//! no state of a command remains for the next, and nothing must be reset. The helper exits with the
-//! program, a front with the helper, and a sandbox with its front, for any reason of their end.
+//! forked while the program has one thread, which runs no command and keeps a pool of workers
+//! ([`stockade_supervisor::WorkerPool`]). The third are the **workers**: each starts one sandbox,
+//! waits for one order, and exits with it. So no state of a command remains for the next, and
+//! nothing must be reset. The helper exits with the program, a worker with the helper, and a sandbox
+//! with its worker, for any reason of their end.
+//!
+//! The program sends orders over one connection, of which each worker has the other end. The worker
+//! that waits receives the next order.
 //!
 //! Rules, questions and the audit log stay in the program. For its engine the session is a backend
-//! like any other, with its attempts in other processes ([`crate::remote`]).
+//! like any other, with its attempts in other processes ([`stockade_backend_api::remote`]).
 
 mod helper;
-mod worker;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -25,19 +27,12 @@ use rustix::stdio::{stderr, stdin, stdout};
 use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{Attempt, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Grant, IsolationLevel};
-use stockade_sys::clone::exit_now;
-use stockade_sys::fd_passing;
+use stockade_supervisor::{Channel, fork_supervisor, own_umask};
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
-use stockade_sys::session::{ForkResult, fork_into_session};
 
 use crate::backend::NativeBackend;
-use crate::remote::{ORDER_BYTE, SocketChannel, own_umask, to_file};
 
-/// Time-out for a start that waits for a front: the helper forks one at once, unless too many run.
-const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most fronts in sequence that may be gone when an order is sent.
-const MAX_LOST_SUPERVISORS: usize = 4;
 /// Time-out for the helper's exit at the end of the session.
 const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -75,8 +70,8 @@ const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct NativeSession {
-    /// Connection that delivers fronts; `None` once the session is over.
-    control: Mutex<Option<OwnedFd>>,
+    /// Connection for orders; `None` once the session is over.
+    orders: Option<Channel>,
     helper: OwnedFd,
 }
 
@@ -109,46 +104,21 @@ impl NativeSession {
     }
 
     fn start_with(stages: Option<PathBuf>) -> Result<Self, SessionError> {
-        let (control, inside) = fd_passing::socket_pair().map_err(io::Error::from)?;
-        match fork_into_session().map_err(SessionError::Fork)? {
-            // Nothing of the program's may run or be dropped here.
-            ForkResult::Child => exit_now(helper::run_helper(&inside, stages)),
-            ForkResult::Parent(helper) => {
-                let helper = pidfd_open(helper, PidfdFlags::empty()).map_err(io::Error::from)?;
-                Ok(Self { control: Mutex::new(Some(control)), helper })
-            }
-        }
+        let (helper, orders) =
+            fork_supervisor(|orders| helper::run_helper(orders, stages)).map_err(SessionError::Fork)?;
+        let helper = pidfd_open(helper, PidfdFlags::empty()).map_err(io::Error::from)?;
+        Ok(Self { orders: Some(orders), helper })
     }
 
-    /// Returns the next front: the connection for its order.
-    fn take_supervisor(&self) -> Result<OwnedFd, StartError> {
-        // A single thread at a time: each takes one front and requests another.
-        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        let control = control.as_ref().ok_or_else(|| unready_error(&"it is over"))?;
-        let deadline = Instant::now() + SUPERVISOR_TIMEOUT;
-        if !readable_before(&[control.as_fd()], deadline).map_err(|e| unready_error(&e))? {
-            return Err(unready_error(&"too many of its commands are running"));
-        }
-        let received =
-            fd_passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
-        let [Some(supervisor), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
-        // If the helper is gone, the next call reports that.
-        let _ = fd_passing::send_message(control.as_fd(), &[helper::MESSAGE_TAKEN], &[]);
-        Ok(supervisor)
-    }
-
-    /// Sends an order to a front. Returns the connection to it.
-    fn send_order(&self, order: &AttemptOrder) -> Result<SocketChannel, StartError> {
-        let order = to_file(order).map_err(|e| unready_error(&e))?;
-        for _ in 0..MAX_LOST_SUPERVISORS {
-            let supervisor = self.take_supervisor()?;
-            let (ours, theirs) = UnixStream::pair().map_err(|e| unready_error(&e))?;
-            let along = [order.as_fd(), stdin(), stdout(), stderr(), theirs.as_fd()];
-            if fd_passing::send_message(supervisor.as_fd(), &[ORDER_BYTE], &along).is_ok() {
-                return SocketChannel::from_stream(ours).map_err(|e| unready_error(&e));
-            }
-        }
-        Err(unready_error(&"another process ends its processes"))
+    /// Sends an order to the next worker. Returns the connection to it.
+    fn send_order(&self, order: &AttemptOrder) -> Result<Channel, StartError> {
+        let is_running = |helper: &OwnedFd| readable_before(&[helper.as_fd()], Instant::now()) == Ok(false);
+        let orders = self.orders.as_ref().filter(|_| is_running(&self.helper));
+        let orders = orders.ok_or_else(|| unready_error(&"its helper has ended"))?;
+        let (ours, theirs) = Channel::pair().map_err(|e| unready_error(&e))?;
+        let along = [stdin(), stdout(), stderr(), theirs.stream().as_fd()];
+        orders.send_request(order, &along).map_err(|e| unready_error(&e))?;
+        Ok(ours)
     }
 }
 
@@ -173,15 +143,15 @@ impl Backend for NativeSession {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         let umask = own_umask().map_err(|e| unready_error(&e))?;
-        let line = self.send_order(&AttemptOrder { plan: plan.clone(), io: *io, hold, umask })?;
-        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))
+        let channel = self.send_order(&AttemptOrder { plan: plan.clone(), io: *io, hold, umask })?;
+        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(channel), events)?))
     }
 }
 
 impl Drop for NativeSession {
     fn drop(&mut self) {
-        // This closes the connection to the waiting front, which then exits by itself.
-        drop(self.control.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        // The end of this connection is the end of the helper.
+        drop(self.orders.take());
         if !matches!(readable_before(&[self.helper.as_fd()], Instant::now() + HELPER_EXIT_TIMEOUT), Ok(true)) {
             let _ = pidfd_send_signal(&self.helper, Signal::KILL);
         }

@@ -4,9 +4,9 @@ use std::io::{self, IsTerminal};
 use std::thread::sleep;
 
 use stockade_store::runs::OutputReader;
+use stockade_supervisor::{InputKind, InputPiece, InputResult};
 
 use super::client::{ClientEvent, RunClient};
-use super::wire::{InputKind, InputPiece, InputResult};
 use super::{OutputPrinter, RUN_POLL_INTERVAL, end_of, open_runs};
 use crate::command::{CommandResult, print_remark};
 use crate::detached_args::{AttachArgs, WriteArgs};

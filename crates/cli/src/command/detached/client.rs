@@ -13,16 +13,18 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
+use serde::de::DeserializeOwned;
 use stockade_backend_api::{Approver as _, HeldCalls, PendingQuestion};
 use stockade_model::{ApprovalQuestion, RawText};
 use stockade_store::runs::{DetachedRun, OutputReader};
+use stockade_supervisor::{
+    Channel, ClientMessage, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, MAX_RUN_MESSAGE_BYTES,
+    REQUEST_TIMEOUT, Reply, Request, RunMessage, connect_in,
+};
 use stockade_sys::signals::SignalDescriptor;
 
 use super::terminal_client::{self, TerminalClient};
-use super::wire::{
-    ClientMessage, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, MAX_RUN_MESSAGE_BYTES, RunChannel, RunMessage,
-};
-use super::{OutputPrinter, RUN_POLL_INTERVAL, control};
+use super::{OutputPrinter, RUN_POLL_INTERVAL};
 use crate::approver::TerminalApprover;
 use crate::command::print_remark;
 use crate::detach_keys::DetachKeys;
@@ -86,7 +88,7 @@ struct NextQuestion {
 
 /// An attached client.
 pub struct RunClient {
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     signals: SignalDescriptor,
     intake: InputKind,
     source: InputProgress,
@@ -113,16 +115,17 @@ impl RunClient {
         let signals = SignalDescriptor::block_and_read(&signal_numbers).map_err(attach_error)?;
         let answered =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
-        let attached = control::attach_to_supervisor(run, UserTerminal::open().is_some());
-        let (line, intake) = attached.map_err(|failure| match run.is_supervised() {
-            true => failure,
+        let answers = UserTerminal::open().is_some();
+        let attached = ask_supervisor(run, &Request::Attach { answers });
+        let (channel, intake) = attached.map_err(|why| match run.is_supervised() {
+            true => CliError::new(format!("cannot attach to {}: {why}", run.id())),
             false => CliError::new(format!("{} is over", run.id())).with_hint("`stockade logs` shows what it printed"),
         })?;
         // Ctrl-D is a user's decision; another end of file may have no meaning, for example
         // `/dev/null`.
         let last = if io::stdin().is_terminal() { InputPiece::Close } else { InputPiece::Rest };
         Ok(Self {
-            line: Arc::new(line),
+            channel: Arc::new(channel),
             signals,
             intake,
             source: if intake == InputKind::Nothing { InputProgress::Ended } else { InputProgress::Open },
@@ -189,7 +192,7 @@ impl RunClient {
     /// Sends the terminal size. A failure is ignored, because a run that has ended needs no size.
     fn tell_size(&self, again: bool) {
         if let Some(size) = terminal_client::read_terminal_size(again).filter(|_| self.user_terminal.is_some()) {
-            let _ = self.line.send_message(&size);
+            let _ = self.channel.send(&size);
         }
     }
 
@@ -212,7 +215,7 @@ impl RunClient {
             });
         }
         if ready.message {
-            return Ok(match self.line.receive_message(MAX_RUN_MESSAGE_BYTES) {
+            return Ok(match self.channel.receive(MAX_RUN_MESSAGE_BYTES) {
                 Ok(Some(message)) => self.handle_message(message),
                 Ok(None) | Err(_) => ClientEvent::Over,
             });
@@ -226,7 +229,7 @@ impl RunClient {
     fn poll_readiness(&self, printing: Option<&OwnedFd>) -> io::Result<ClientReadiness> {
         let stdin = io::stdin();
         let mut waited = vec![
-            PollFd::new(self.line.stream(), PollFlags::IN),
+            PollFd::new(self.channel.stream(), PollFlags::IN),
             PollFd::new(&self.signals, PollFlags::IN),
             PollFd::new(&*self.answered, PollFlags::IN),
         ];
@@ -279,7 +282,7 @@ impl RunClient {
                 self.last.clone()
             }
         };
-        self.line.send_message(&ClientMessage::Input(piece)).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
+        self.channel.send(&ClientMessage::Input(piece)).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
     }
 
     /// Reads pressed keys.
@@ -302,7 +305,7 @@ impl RunClient {
         let user_terminal = self.user_terminal.as_mut().filter(|_| self.source == InputProgress::Open);
         let Some(keys) = user_terminal.and_then(TerminalClient::next_keys) else { return ClientEvent::Nothing };
         self.source = InputProgress::Awaiting;
-        self.line.send_message(&keys).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
+        self.channel.send(&keys).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
     }
 
     fn handle_message(&mut self, message: RunMessage) -> ClientEvent {
@@ -319,7 +322,7 @@ impl RunClient {
                 self.next.push_back(NextQuestion { number, question, text });
                 self.put_next();
             }
-            RunMessage::Over(number) => {
+            RunMessage::QuestionOver(number) => {
                 self.next.retain(|next| next.number != number);
                 if let Some(open_question) =
                     self.open_question.as_ref().filter(|open_question| open_question.number == number)
@@ -327,6 +330,7 @@ impl RunClient {
                     open_question.waiting.withdraw();
                 }
             }
+            RunMessage::Stopped | RunMessage::Over(_) => {}
         }
         ClientEvent::Nothing
     }
@@ -338,7 +342,7 @@ impl RunClient {
         }
         let Some(NextQuestion { number, question, text }) = self.next.pop_front() else { return };
         let waiting = PendingQuestion::new(HeldCalls::default());
-        let (line, answered, until) = (Arc::clone(&self.line), Arc::clone(&self.answered), waiting.clone());
+        let (channel, answered, until) = (Arc::clone(&self.channel), Arc::clone(&self.answered), waiting.clone());
         let has_left = Arc::new(AtomicBool::new(false));
         let leaves = Arc::clone(&has_left);
         let dialog = move || {
@@ -347,7 +351,7 @@ impl RunClient {
             let answer = approver.ask_question(&question, &until);
             if !leaves.load(Ordering::Relaxed) {
                 // A run that has ended needs no answer.
-                let _ = line.send_message(&ClientMessage::Answer { number, answer });
+                let _ = channel.send(&ClientMessage::Answer { number, answer });
             }
             let _ = rustix::io::write(&*answered, &1_u64.to_ne_bytes());
         };
@@ -384,8 +388,29 @@ impl RunClient {
             let _ = open_question.dialog.join();
         }
         self.user_terminal = None;
-        self.line.hang_up();
+        self.channel.hang_up();
     }
+}
+
+/// Sends a request to the supervisor of a run. Returns its reply, and the connection.
+fn ask_supervisor<T: DeserializeOwned>(run: &DetachedRun, request: &Request) -> Result<(Channel, T), String> {
+    let ask = || {
+        let channel = connect_in(run.path())?;
+        channel.send_request(request, &[])?;
+        let reply = channel.receive_within::<Reply<T>>(REQUEST_TIMEOUT)?;
+        Ok((channel, reply.ok_or(io::ErrorKind::UnexpectedEof)?))
+    };
+    let (channel, reply) = ask().map_err(|error: io::Error| error.to_string())?;
+    Ok((channel, reply.map_err(|refusal| refusal.to_string())?))
+}
+
+/// Requests the run's supervisor to end it, starting with this signal.
+///
+/// # Errors
+/// [`CliError`] if the supervisor does not answer, or refuses.
+pub fn request_run_end(run: &DetachedRun, signal: Signal) -> Result<(), CliError> {
+    let ended = ask_supervisor::<()>(run, &Request::End(Some(signal.as_raw())));
+    ended.map(drop).map_err(|why| CliError::new(format!("cannot end {}: {why}", run.id())))
 }
 
 fn attach_error(error: io::Error) -> CliError {

@@ -4,14 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
-use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
 };
@@ -24,10 +18,11 @@ use stockade_model::{
     IsolationLevel, LayerReport, LayerState, PolicyVerdict, RequestCommand, RequestId, RunRequest,
 };
 use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
+use stockade_supervisor::{
+    AttachedApprover, Channel, ClientRegistry, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunInput,
+};
 
-use super::attached_clients::{AttachedApprover, ClientRegistry};
 use super::script_integrity::find_alteration;
-use super::wire::{InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunChannel};
 use crate::render::{self, TextLayout};
 use crate::resolved_args;
 
@@ -35,136 +30,6 @@ use crate::resolved_args;
 const INPUT_BACKEND_NAME: &str = "input";
 /// Layer of its report that names the run.
 const INPUT_LAYER_NAME: &str = "input";
-/// Keys that end a line: Enter, Ctrl-J, Ctrl-C.
-const LINE_END_KEYS: [u8; 3] = [b'\r', b'\n', 3];
-const CTRL_D: u8 = 4;
-
-/// Writing end of a run's standard input: of a pipe, or of the run's terminal.
-#[derive(Debug)]
-pub struct RunInput {
-    intake: InputKind,
-    end: Mutex<InputWriteEnd>,
-}
-
-#[derive(Debug)]
-struct InputWriteEnd {
-    fd: Option<OwnedFd>,
-    /// True if keys were pressed after the last end of a line.
-    begun: bool,
-}
-
-impl RunInput {
-    /// Writes to this pipe, which becomes non-blocking.
-    ///
-    /// # Errors
-    /// None in practice.
-    pub fn from_pipe(pipe: OwnedFd) -> std::io::Result<Self> {
-        rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-        Ok(Self::from_fd(InputKind::Pipe, pipe))
-    }
-
-    /// Writes to this end of a terminal, which is non-blocking.
-    pub fn from_terminal(terminal: OwnedFd) -> Self {
-        Self::from_fd(InputKind::Terminal, terminal)
-    }
-
-    fn from_fd(intake: InputKind, fd: OwnedFd) -> Self {
-        Self { intake, end: Mutex::new(InputWriteEnd { fd: Some(fd), begun: false }) }
-    }
-
-    /// Returns the kind of the input.
-    pub fn input_kind(&self) -> InputKind {
-        self.intake
-    }
-
-    /// Changes the size of the terminal, if it is one.
-    pub fn resize_terminal(&self, rows: u16, columns: u16, redraw: bool) {
-        let end = self.lock_end();
-        let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == InputKind::Terminal) else { return };
-        if rows == 0 || columns == 0 {
-            return;
-        }
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        if redraw {
-            // The kernel does not report an unchanged size to the command, so another size is set
-            // first.
-            let _ = tcsetwinsize(terminal, Winsize { ws_row: rows.saturating_add(1), ..size });
-        }
-        // Fails if the command's side is closed and has no reader.
-        let _ = tcsetwinsize(terminal, size);
-    }
-
-    /// Writes all bytes, as fast as they are read; one writer at a time. Gives up if the client has
-    /// disconnected.
-    fn write_bytes(&self, bytes: &[u8], client: &UnixStream) -> Result<(), String> {
-        self.lock_end().write_all_bytes(bytes, client)
-    }
-
-    /// Writes keys that a user pressed at a terminal.
-    fn write_keys(&self, keys: &[u8], client: &UnixStream) -> Result<(), String> {
-        if self.intake != InputKind::Terminal {
-            return Err("the run has no terminal".to_owned());
-        }
-        let mut end = self.lock_end();
-        end.begun = keys.last().is_some_and(|last| !LINE_END_KEYS.contains(last));
-        end.write_all_bytes(keys, client)
-    }
-
-    /// Writes text that was assessed by itself. It must not follow a line that a user has started
-    /// to type.
-    fn write_assessed_text(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
-        let mut end = self.lock_end();
-        if end.begun {
-            return Err("the terminal has an unfinished line, and the input would become part of it".to_owned());
-        }
-        end.write_all_bytes(text, client)
-    }
-
-    /// Closes the input: a terminal gets Ctrl-D, as from a user.
-    fn close_input(&self, client: &UnixStream) -> Result<(), String> {
-        let mut end = self.lock_end();
-        match &end.fd {
-            Some(terminal) if self.intake == InputKind::Terminal => {
-                let key = tcgetattr(terminal).map_or(CTRL_D, |modes| modes.special_codes[SpecialCodeIndex::VEOF]);
-                end.write_all_bytes(&[key], client)
-            }
-            _ => {
-                end.fd = None;
-                Ok(())
-            }
-        }
-    }
-
-    fn lock_end(&self) -> MutexGuard<'_, InputWriteEnd> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl InputWriteEnd {
-    fn write_all_bytes(&mut self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
-        let fd = self.fd.as_ref().ok_or("the standard input of the run has ended")?;
-        crate::relay::note_typed();
-        while !rest.is_empty() {
-            match rustix::io::write(fd, rest) {
-                Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),
-                Ok(_) | Err(Errno::AGAIN) => await_room(fd, client)?,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(format!("cannot write to the standard input of the run: {e}")),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Waits without a limit, because the end of the client or of the run ends the wait.
-fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
-    let mut waited = [PollFd::new(pipe, PollFlags::OUT), PollFd::new(client, PollFlags::empty())];
-    match poll(&mut waited, None) {
-        Ok(_) if waited[1].revents().contains(PollFlags::HUP) => Err("its client has disconnected".to_owned()),
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(e) => Err(format!("cannot wait for the run to read: {e}")),
-    }
-}
 
 /// Decides on input with the same policy as the run's own request.
 pub struct InputGate {
@@ -231,7 +96,7 @@ impl InputGate {
             || is_understood(&self.rule_engine.assess_request(&self.build_text_request(text)))
     }
 
-    fn submit_request(&self, input: &Arc<RunInput>, line: &Arc<RunChannel>, text: &[u8]) -> InputResult {
+    fn submit_request(&self, input: &Arc<RunInput>, channel: &Arc<Channel>, text: &[u8]) -> InputResult {
         let id = match resolved_args::request_id() {
             Ok(id) => id,
             Err(failure) => return InputResult::Refused(render::failure::format_error(&failure, TextLayout::PIPE)),
@@ -239,7 +104,7 @@ impl InputGate {
         let request = RunRequest { id, ..self.build_text_request(text) };
         let backend = Arc::new(InputBackend {
             input: Arc::clone(input),
-            line: Arc::clone(line),
+            channel: Arc::clone(channel),
             text: text.to_vec(),
             run: self.request.id.clone(),
             enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -289,7 +154,7 @@ fn wrap_in_here_document(command: &RequestCommand, text: &[u8]) -> RequestComman
 /// Input of one client.
 pub struct ClientInputWriter {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     /// Process id of the client.
     client: u32,
     /// Text not passed on yet: an incomplete line or command.
@@ -299,8 +164,8 @@ pub struct ClientInputWriter {
 
 impl ClientInputWriter {
     /// Creates the writer to this input, for the client of this connection.
-    pub fn new(input: Arc<RunInput>, line: Arc<RunChannel>, client: u32) -> Self {
-        Self { input, line, client, held: Vec::new(), unjudged_bytes: 0 }
+    pub fn new(input: Arc<RunInput>, channel: Arc<Channel>, client: u32) -> Self {
+        Self { input, channel, client, held: Vec::new(), unjudged_bytes: 0 }
     }
 
     /// Returns how many of its bytes were not assessed.
@@ -317,7 +182,7 @@ impl ClientInputWriter {
             return InputResult::Lost(format!("cannot record it: {error}"));
         }
         self.unjudged_bytes = self.unjudged_bytes.saturating_add(bytes.len() as u64);
-        let client = self.line.stream();
+        let client = self.channel.stream();
         let passed = if keys { self.input.write_keys(bytes, client) } else { self.input.write_bytes(bytes, client) };
         passed.map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
@@ -338,7 +203,10 @@ impl ClientInputWriter {
         self.held.extend_from_slice(bytes);
         let fate = self.pass_on(gate, ends);
         if piece == InputPiece::Close && fate == InputResult::Taken {
-            return self.input.close_input(self.line.stream()).map_or_else(InputResult::Lost, |()| InputResult::Taken);
+            return self
+                .input
+                .close_input(self.channel.stream())
+                .map_or_else(InputResult::Lost, |()| InputResult::Taken);
         }
         fate
     }
@@ -367,7 +235,7 @@ impl ClientInputWriter {
         }
         if gate.is_whole(text) {
             let text: Vec<u8> = self.held.drain(..length).collect();
-            return gate.submit_request(&self.input, &self.line, &text);
+            return gate.submit_request(&self.input, &self.channel, &text);
         }
         if ends {
             self.held.clear();
@@ -381,7 +249,7 @@ impl ClientInputWriter {
     fn write_held_text(&mut self, length: usize) -> InputResult {
         let text: Vec<u8> = self.held.drain(..length).collect();
         self.input
-            .write_assessed_text(&text, self.line.stream())
+            .write_assessed_text(&text, self.channel.stream())
             .map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
 }
@@ -437,7 +305,7 @@ impl PolicyEngine for InputPolicyEngine {
 /// Backend of one piece of input: its attempt is the write, into an existing sandbox.
 struct InputBackend {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     text: Vec<u8>,
     run: RequestId,
     enforced: Option<EnforcementReport>,
@@ -472,7 +340,7 @@ impl Backend for InputBackend {
             .collect::<BTreeMap<_, _>>();
         Ok(Box::new(InputAttempt {
             input: Arc::clone(&self.input),
-            line: Arc::clone(&self.line),
+            channel: Arc::clone(&self.channel),
             text: self.text.clone(),
             enforced: EnforcementReport { level: enforced.level, layers },
             events,
@@ -482,7 +350,7 @@ impl Backend for InputBackend {
 
 struct InputAttempt {
     input: Arc<RunInput>,
-    line: Arc<RunChannel>,
+    channel: Arc<Channel>,
     text: Vec<u8>,
     enforced: EnforcementReport,
     events: AttemptEventSender,
@@ -495,7 +363,7 @@ impl Attempt for InputAttempt {
 
     fn release_command(&mut self) -> Result<(), StartError> {
         self.input
-            .write_assessed_text(&self.text, self.line.stream())
+            .write_assessed_text(&self.text, self.channel.stream())
             .map_err(|what| StartError { what, hint: None })?;
         self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Exited(0))));
         Ok(())

@@ -2,15 +2,12 @@
 //! [`supervise`] starts one, [`attach`] attaches to it.
 
 pub mod attach;
-mod attached_clients;
 mod client;
-mod client_connections;
-mod control;
 mod input;
 mod script_integrity;
+mod service;
 pub mod supervise;
 mod terminal_client;
-mod wire;
 
 use std::io::{self, IsTerminal, Write};
 use std::thread::sleep;
@@ -162,7 +159,7 @@ fn end_of(run: &DetachedRun) -> CommandResult {
 /// [`CliError`] if there is no such run, if it cannot be reached, or if it does not end.
 pub fn kill_run(typed: &KillArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
-    if let Err(failure) = control::request_run_end(&run, typed.signal.to_signal()) {
+    if let Err(failure) = client::request_run_end(&run, typed.signal.to_signal()) {
         if run.is_supervised() {
             return Err(failure);
         }

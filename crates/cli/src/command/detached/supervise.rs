@@ -2,16 +2,14 @@
 //! the output in the run's directory. The launcher waits until the command has started, and prints
 //! the run's id.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::isatty;
@@ -20,32 +18,29 @@ use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{InterruptSender, RequestEngine};
 use stockade_model::{EnforcementReport, Event, EventKind, RawText, RequestId, RunRequest};
 use stockade_store::runs::{DetachedRun, OutputStream, OutputWriter, RunDescription, RunStore, SupervisedRun};
+use stockade_supervisor::{
+    AttachedApprover, Channel, ClientRegistry, EndSignal, RunInput, StartReport, Supervisor, fork_supervisor,
+    open_dev_null, release_streams,
+};
 use stockade_sys::descriptors::close_all_but;
-use stockade_sys::session::{ForkResult, fork_into_session};
 
 use super::super::run::{self, RunSetup};
 use super::super::target_sandbox::RunSandbox;
 use super::super::{CommandResult, now_ms, print_output, read_variable};
-use super::attached_clients::{AttachedApprover, ClientRegistry};
-use super::client_connections::RunConnectionHandler;
-use super::control;
-use super::input::{InputGate, RunInput};
+use super::input::InputGate;
+use super::service::RunService;
 use crate::args::RunArgs;
 use crate::failure::CliError;
 use crate::locations::StateDirectory;
-use crate::relay::{CommandTerminal, open_terminal_pair};
+use crate::relay::{CommandTerminal, note_typed, open_terminal_pair};
 use crate::{exit, interrupts, locations};
 
 /// Time-out for the start of the command. No question is asked before.
-const START_TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time-out for storing the last output after the end.
 const OUTPUT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes read from a pipe at once: its whole capacity.
 const PIPE_BUFFER_BYTES: usize = 64 << 10;
-/// Message to the launcher: the command has started.
-const STARTED_MESSAGE: u8 = b's';
-/// Message to the launcher: the command did not start; the exit code follows.
-const ENDED_MESSAGE: u8 = b'e';
 
 /// Starts a detached run, and prints its id.
 ///
@@ -61,21 +56,12 @@ pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     close_all_but(&[0, 1, 2]).map_err(detach_error)?;
     let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let watched = RunStore::at_root(state.runs_directory()).begin_run(&id)?;
-    let (start_reader, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
-    match fork_into_session() {
-        Ok(ForkResult::Child) => {
-            drop(start_reader);
-            Ok(run_supervisor(typed, id, watched, tell))
-        }
-        Ok(ForkResult::Parent(_)) => {
-            drop(tell);
-            let run = watched.run().clone();
-            // The supervisor has a copy: the lock is released with the last one.
-            drop(watched);
-            await_start(start_reader, &run)
-        }
+    let run = watched.run().clone();
+    // The supervisor has a copy of the lock, which is released with the last one.
+    match fork_supervisor(|launcher| run_supervisor(typed, id, watched, launcher)) {
+        Ok((_, supervisor)) => await_start(&supervisor, &run),
         Err(error) => {
-            watched.run().remove()?;
+            run.remove()?;
             Err(detach_error(error))
         }
     }
@@ -86,37 +72,33 @@ fn detach_error(error: impl std::fmt::Display) -> CliError {
 }
 
 /// Runs the launcher.
-fn await_start(start_reader: OwnedFd, run: &DetachedRun) -> CommandResult {
-    let mut waited = [PollFd::new(&start_reader, PollFlags::IN)];
-    if poll(&mut waited, Some(&START_TIMEOUT)).map_err(detach_error)? == 0 {
-        let why = format!("the command was not started within {} s", START_TIMEOUT.tv_sec);
-        return Err(CliError::new(why).with_hint(format!("stockade kill {}", run.id())));
-    }
-    // One read suffices, because so few bytes are written atomically (pipe(7)).
-    let mut message = [0; 2];
-    let length = File::from(start_reader).read(&mut message).map_err(detach_error)?;
-    match message[..length] {
-        [STARTED_MESSAGE, ..] => {
+fn await_start(supervisor: &Channel, run: &DetachedRun) -> CommandResult {
+    match supervisor.receive_within::<StartReport>(START_TIMEOUT) {
+        Ok(Some(Ok(()))) => {
             print_output(&format!("{}\n", run.id()))?;
             Ok(exit::SUCCESS)
         }
-        [ENDED_MESSAGE, code] => {
+        Ok(Some(Err(code))) => {
             // The command did not run: the messages are shown here, and nothing is stored.
             super::OutputPrinter::default().print_available(&mut run.open_output())?;
             run.remove()?;
             Ok(code)
         }
-        _ => Err(CliError::new("the supervisor of the run ended before the command was started")
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            let why = format!("the command was not started within {} s", START_TIMEOUT.as_secs());
+            Err(CliError::new(why).with_hint(format!("stockade kill {}", run.id())))
+        }
+        Ok(None) | Err(_) => Err(CliError::new("the supervisor of the run ended before the command was started")
             .with_hint(format!("stockade logs {}", run.id()))),
     }
 }
 
 /// Runs the supervisor. Only the launcher sees its exit code.
-fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, tell: OwnedFd) -> u8 {
+fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, launcher: Channel) -> u8 {
     let output = watched.output_writer();
     let mut supervisor = RunSupervisor {
         watched,
-        launcher: Mutex::new(Some(tell.into())),
+        launcher: Mutex::new(Some(launcher)),
         clients: Arc::default(),
         input: None,
         enforced: Arc::default(),
@@ -131,7 +113,7 @@ fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, tell: O
         Ok(begun) => begun,
         Err(failure) => {
             crate::print_error(&failure);
-            supervisor.notify_launcher(&[ENDED_MESSAGE, exit::STOCKADE_FAILURE]);
+            supervisor.notify_launcher(Err(exit::STOCKADE_FAILURE));
             return exit::STOCKADE_FAILURE;
         }
     };
@@ -147,7 +129,7 @@ fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, tell: O
         crate::print_error(&error.into());
     }
     recording.finish_recording();
-    supervisor.notify_launcher(&[ENDED_MESSAGE, code]);
+    supervisor.notify_launcher(Err(code));
     code
 }
 
@@ -166,18 +148,25 @@ impl CommandStreams {
     /// with the modes and size of the launcher's.
     fn redirect_input(typed: &RunArgs) -> Result<Self, CliError> {
         if typed.tty {
-            let stdin = std::io::stdin();
+            let stdin = io::stdin();
             let (ours, inner) = open_terminal_pair(isatty(&stdin).then(|| stdin.as_fd())).map_err(detach_error)?;
             let shown = ours.try_clone().map_err(detach_error)?;
-            rustix::stdio::dup2_stdin(open_dev_null()?).map_err(detach_error)?;
-            return Ok(Self { input: Some(RunInput::from_terminal(ours)), terminal: Some(inner), shown: Some(shown) });
+            rustix::stdio::dup2_stdin(open_dev_null().map_err(detach_error)?).map_err(detach_error)?;
+            return Ok(Self {
+                input: Some(RunInput::from_terminal(ours, note_typed)),
+                terminal: Some(inner),
+                shown: Some(shown),
+            });
         }
         if typed.interactive {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
             rustix::stdio::dup2_stdin(read).map_err(detach_error)?;
-            return Ok(Self { input: Some(RunInput::from_pipe(write).map_err(detach_error)?), ..Self::default() });
+            return Ok(Self {
+                input: Some(RunInput::from_pipe(write, note_typed).map_err(detach_error)?),
+                ..Self::default()
+            });
         }
-        rustix::stdio::dup2_stdin(open_dev_null()?).map_err(detach_error)?;
+        rustix::stdio::dup2_stdin(open_dev_null().map_err(detach_error)?).map_err(detach_error)?;
         Ok(Self::default())
     }
 }
@@ -187,7 +176,7 @@ impl CommandStreams {
 #[derive(Debug)]
 pub struct RunSupervisor {
     watched: SupervisedRun,
-    launcher: Mutex<Option<File>>,
+    launcher: Mutex<Option<Channel>>,
     clients: Arc<ClientRegistry>,
     input: Option<Arc<RunInput>>,
     /// Enforcement report of the command, once it has started.
@@ -240,20 +229,26 @@ impl RunSupervisor {
             Arc::clone(&self.clients),
             Arc::clone(&self.enforced),
         );
-        let handler = Arc::new(RunConnectionHandler::new(Arc::clone(&self.clients), self.input.clone(), gate));
-        control::serve_control_socket(self.watched.run(), interrupter, handler)
+        let cannot = |e: io::Error| CliError::new(format!("cannot listen in the directory of the run: {e}"));
+        let (clients, input) = (Arc::clone(&self.clients), self.input.clone());
+        let service = Arc::new(RunService { clients, input, gate, interrupter });
+        let end = Arc::new(EndSignal::new().map_err(cannot)?);
+        let supervisor = Supervisor::listen_in(self.watched.run().path(), service, end).map_err(cannot)?;
+        // The end of this process ends the thread.
+        let serve = move || supervisor.serve_until_end(|| Some(Duration::MAX), || Ok(()));
+        thread::Builder::new().name("stockade-control".to_owned()).spawn(serve).map(drop).map_err(cannot)
     }
 
     fn note_start(&self, enforced: &EnforcementReport) {
         *self.enforced.lock().unwrap_or_else(PoisonError::into_inner) = Some(enforced.clone());
-        self.notify_launcher(&[STARTED_MESSAGE]);
+        self.notify_launcher(Ok(()));
     }
 
     /// Sends the first message to the launcher, and ignores later ones. A launcher that has exited
     /// does not need it.
-    fn notify_launcher(&self, message: &[u8]) {
-        if let Some(mut launcher) = self.launcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = launcher.write_all(message);
+    fn notify_launcher(&self, report: StartReport) {
+        if let Some(launcher) = self.launcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = launcher.send(&report);
         }
     }
 }
@@ -306,20 +301,12 @@ impl OutputRecorder {
 
     /// Returns when all output is stored. No process of the run is left that could print.
     fn finish_recording(self) {
-        let closed = open_dev_null().and_then(|nothing| {
-            rustix::stdio::dup2_stdout(&nothing).map_err(detach_error)?;
-            rustix::stdio::dup2_stderr(&nothing).map_err(detach_error)
-        });
-        if closed.is_ok() {
+        if release_streams().is_ok() {
             // Disconnected by the end of the thread; a time-out means that its disk does not
             // respond.
             let _ = self.stored_output.recv_timeout(OUTPUT_STORE_TIMEOUT);
         }
     }
-}
-
-fn open_dev_null() -> Result<OwnedFd, CliError> {
-    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(detach_error)
 }
 
 /// Stores the output of these descriptors until all are closed. They are drained even if storing
@@ -354,7 +341,7 @@ fn store_available_output(stream: OutputStream, pipe: &OwnedFd, buffer: &mut [u8
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::io::Write;
 
     use super::*;
 

@@ -7,8 +7,8 @@ use std::os::fd::AsFd as _;
 
 use rustix::termios::tcgetwinsize;
 use stockade_store::runs::{OutputPiece as Printed, OutputReader, OutputStream};
+use stockade_supervisor::{ClientMessage, InputPiece, MAX_INPUT_BYTES, TerminalSize};
 
-use super::wire::{ClientMessage, InputPiece, MAX_INPUT_BYTES};
 use crate::detach_keys::{DetachDetector, DetachKeys};
 use crate::failure::CliError;
 use crate::render::detached as text;
@@ -118,7 +118,7 @@ pub fn print_message(text: &[u8]) {
 }
 
 /// Returns the size of the user's terminal, if it is known, for the run's terminal.
-pub fn read_terminal_size(again: bool) -> Option<ClientMessage> {
+pub fn read_terminal_size(redraw: bool) -> Option<ClientMessage> {
     let size = tcgetwinsize(io::stdout()).ok()?;
-    Some(ClientMessage::Size { rows: size.ws_row, columns: size.ws_col, again })
+    Some(ClientMessage::Size(TerminalSize { rows: size.ws_row, columns: size.ws_col, redraw }))
 }

@@ -1,32 +1,31 @@
 //! `stockade session`: runs commands one after the other, each in a fresh sandbox that was prepared
-//! ahead. [`supervise`] is the supervisor of a session, [`worker`] the worker that runs a command,
-//! and [`wire`] defines the messages.
+//! ahead. [`supervise`] is the supervisor of a session, and [`worker`] the worker that runs a command.
 
 mod cache_warm_up;
 mod supervise;
-mod wire;
 mod worker;
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, umask};
 use serde_json::{Value, json};
 use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
 use stockade_store::sessions::{SessionDescription, SessionStore, WarmSession};
+use stockade_supervisor::{
+    Channel, ClientMessage, ExecRequest, MAX_RUN_MESSAGE_BYTES, OutcomeDestination, Reply, Request, RunMessage,
+    StartReport, connect_in, fork_supervisor,
+};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::ready::readable_before;
-use stockade_sys::session::{ForkResult, fork_into_session};
 
 use self::cache_warm_up::build_run_args;
-use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
-use self::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionMessage};
+use self::supervise::{SessionParameters, supervise_session};
 use super::{CommandResult, configuration, now_ms, print_each, print_output, read_variable};
 use crate::args::{CommandArgs, RunOptions};
 use crate::failure::{CliError, quote_path};
@@ -39,7 +38,7 @@ use crate::terminal::{self, SavedTerminalModes, UserTerminal};
 use crate::{exit, locations, trace};
 
 /// Time-out for the first sandbox of a session to be ready.
-const START_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time-out for a session to end: the time of its commands, and its own.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most stops of a job in the background. In a job that no shell can continue, the stop signal has
@@ -96,22 +95,17 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
         supervisor: 0,
     };
     let sessions = open_sessions()?;
-    let (start_reader, launcher) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| cannot(&e))?;
-    if let ForkResult::Child = fork_into_session().map_err(|e| cannot(&e))? {
-        drop(start_reader);
-        return supervise_session(SessionParameters { sessions, about, options, idle: typed.idle_timeout, launcher });
-    }
-    drop(launcher);
-    let mut waited = [PollFd::new(&start_reader, PollFlags::IN)];
-    if poll(&mut waited, Some(&START_TIMEOUT)).map_err(|e| cannot(&e))? == 0 {
-        let why = format!("the session was not ready within {} s", START_TIMEOUT.tv_sec);
-        return Err(CliError::new(why).with_hint(format!("stockade session end {id}")));
-    }
-    let mut word = [0];
-    match std::fs::File::from(start_reader).read(&mut word) {
-        Ok(1) if word == [STARTED_MESSAGE] => {
+    let idle = typed.idle_timeout;
+    let supervise = |launcher| supervise_session(SessionParameters { sessions, about, options, idle, launcher });
+    let (_, supervisor) = fork_supervisor(|launcher| crate::code_of(supervise(launcher))).map_err(|e| cannot(&e))?;
+    match supervisor.receive_within::<StartReport>(START_TIMEOUT) {
+        Ok(Some(Ok(()))) => {
             print_output(&format!("{id}\n"))?;
             Ok(exit::SUCCESS)
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            let why = format!("the session was not ready within {} s", START_TIMEOUT.as_secs());
+            Err(CliError::new(why).with_hint(format!("stockade session end {id}")))
         }
         // The supervisor has printed the reason, if it could.
         _ => Err(CliError::new("no session was begun")),
@@ -139,19 +133,19 @@ fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
     let cannot = |error: io::Error| CliError::new(format!("cannot reach `{}`: {error}", session.id()));
     let signals = interrupts::take_signals()?;
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
-    let request_file = build_exec_request(typed)?.to_file().map_err(cannot)?;
+    let request = Request::Exec(Box::new(build_exec_request(typed)?));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let cwd = rustix::fs::open(".", flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
     let person = UserTerminal::open();
     let lent_terminal = person.as_ref().map(UserTerminal::clone_for_lending).transpose().map_err(cannot)?;
-    let mut along = vec![request_file.as_fd(), cwd.as_fd()];
+    let mut along = vec![cwd.as_fd()];
     along.extend([rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]);
     along.extend(lent_terminal.as_ref().map(OwnedFd::as_fd));
-    let line = SessionChannel::connect_to(session.path()).map_err(cannot)?;
-    line.send_message(SessionMessage::Exec, &along).map_err(cannot)?;
-    drop((request_file, cwd, lent_terminal));
+    let channel = connect_in(session.path()).map_err(cannot)?;
+    channel.send_request(&request, &along).map_err(cannot)?;
+    drop((cwd, lent_terminal));
     let modes = SavedTerminalModes::of_standard_input();
-    let followed = follow_command(&session, &line, &signals, person.as_ref());
+    let followed = follow_command(&session, &channel, &signals, person.as_ref());
     if followed.is_err() {
         // The process that relayed the terminal was killed.
         modes.put_back();
@@ -185,40 +179,46 @@ fn build_exec_request(typed: SessionExecArgs) -> Result<ExecRequest, CliError> {
 /// session has accepted the command ends the wait.
 fn follow_command(
     session: &WarmSession,
-    line: &SessionChannel,
+    channel: &Channel,
     signals: &BlockedSignals,
     person: Option<&UserTerminal>,
 ) -> CommandResult {
+    // If the session is gone, the next read of the connection reports it.
+    let pass_on = |signal| drop(channel.send(&ClientMessage::Signal(signal)));
     let mut is_accepted = false;
     loop {
         let of_terminal = signals.of_terminal();
-        let mut waited =
-            [line.as_fd(), signals.as_fd(), of_terminal.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut waited = [channel.stream().as_fd(), signals.as_fd(), of_terminal.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // Without a limit, because a command may run as long as its own limits allow.
         if poll(&mut waited, None).is_err() {
             continue;
         }
         let [answered, interrupted, changed] = waited.map(|fd| !fd.revents().is_empty());
-        if answered {
-            match line.receive_message() {
-                Ok(Some((SessionMessage::Accepted, _))) => is_accepted = true,
-                Ok(Some((SessionMessage::Over(code), _))) => return Ok(code),
-                Ok(Some((SessionMessage::Stopped, _))) => {
+        if answered && !is_accepted {
+            match channel.receive::<Reply<()>>(MAX_RUN_MESSAGE_BYTES) {
+                Ok(Some(Ok(()))) => is_accepted = true,
+                Ok(Some(Err(refusal))) => return Err(CliError::new(format!("`{}`: {refusal}", session.id()))),
+                Ok(None) | Err(_) => return Err(ended_without_a_word(session)),
+            }
+        } else if answered {
+            match channel.receive(MAX_RUN_MESSAGE_BYTES) {
+                Ok(Some(RunMessage::Over(code))) => return Ok(code),
+                Ok(Some(RunMessage::Stopped)) => {
                     stop_with_it(person);
-                    let _ = line.send_message(SessionMessage::Signal(Signal::CONT.as_raw()), &[]);
+                    pass_on(Signal::CONT.as_raw());
                 }
                 _ => return Err(ended_without_a_word(session)),
             }
         }
         if changed && let Ok(signal) = of_terminal.next() {
-            let _ = line.send_message(SessionMessage::Signal(signal), &[]);
+            pass_on(signal);
         }
         if interrupted && let Ok(signal) = signals.next() {
             if !is_accepted {
                 return Ok(u8::try_from(128 + signal).unwrap_or(exit::STOCKADE_FAILURE));
             }
-            // If the session is gone, the next read of the connection reports it.
-            let _ = line.send_message(SessionMessage::Signal(signal), &[]);
+            pass_on(signal);
         }
     }
 }
@@ -249,11 +249,11 @@ fn end_session_by_name(name: &str) -> CommandResult {
         crate::print_error(&lost_session_error(&session));
         return Ok(exit::NEGATIVE_RESULT);
     }
-    let mut line = ask_to_end(&session);
+    let mut channel = ask_to_end(&session);
     let deadline = Instant::now() + END_TIMEOUT;
     while session.is_supervised() {
         let cannot = |error| CliError::new(format!("cannot end `{}`: {error}", session.id()));
-        let request_file = line.as_ref().map_err(cannot)?;
+        let request_file = channel.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", quote_path(session.path()), END_TIMEOUT.as_secs());
             return Err(CliError::new(why));
@@ -264,22 +264,22 @@ fn end_session_by_name(name: &str) -> CommandResult {
         if is_closed(request_file)
             && let Ok(new_channel) = ask_to_end(&session)
         {
-            line = Ok(new_channel);
+            channel = Ok(new_channel);
         }
     }
     Ok(exit::SUCCESS)
 }
 
-fn ask_to_end(session: &WarmSession) -> io::Result<SessionChannel> {
-    let line = SessionChannel::connect_to(session.path())?;
-    line.send_message(SessionMessage::End, &[])?;
-    Ok(line)
+fn ask_to_end(session: &WarmSession) -> io::Result<Channel> {
+    let channel = connect_in(session.path())?;
+    channel.send_request(&Request::End(None), &[])?;
+    Ok(channel)
 }
 
 /// Returns whether the other side has closed the connection. Reads its answer, if there is one.
-fn is_closed(line: &SessionChannel) -> bool {
-    let now = Instant::now();
-    readable_before(&[line.as_fd()], now).is_ok_and(|ready| ready) && !matches!(line.receive_message(), Ok(Some(_)))
+fn is_closed(channel: &Channel) -> bool {
+    readable_before(&[channel.stream().as_fd()], Instant::now()).is_ok_and(|ready| ready)
+        && !matches!(channel.receive::<Reply<()>>(MAX_RUN_MESSAGE_BYTES), Ok(Some(_)))
 }
 
 fn list_sessions(json: bool) -> CommandResult {

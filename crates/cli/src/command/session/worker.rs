@@ -3,37 +3,28 @@
 //! variables, streams and terminal. It exits with the command, so the next command finds no state
 //! of it.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::Mode;
-use rustix::process::{Pid, Signal, fchdir, getpid, getppid, kill_process, set_parent_process_death_signal, umask};
+use rustix::process::{Signal, fchdir, getpid, kill_process};
 use stockade_launch::MountTableWatch;
 use stockade_model::{RawText, SessionId};
+use stockade_supervisor::{
+    Channel, ClientMessage, ExecRequest, Listener, MAX_CLIENT_MESSAGE_BYTES, OutcomeDestination, Refusal, Reply,
+    Request, RunMessage, WorkerNote, WorkerNotes, take_over_streams,
+};
 use stockade_sys::session::replace_environment;
 
 use super::super::run::{self, RunSetup};
 use super::super::target_sandbox::RunSandbox;
 use super::cache_warm_up::warm_up_caches;
-use super::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionListener, SessionMessage};
 use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::relay::CommandTerminal;
 use crate::{exit, interrupts, resolved_args, terminal, trace};
-
-/// Messages of a worker to its supervisor, in this order.
-pub mod note {
-    /// A sandbox is ready.
-    pub const READY: u8 = b'r';
-    /// A client has sent a command.
-    pub const TAKEN: u8 = b't';
-    /// A client has requested the end of the session.
-    pub const END: u8 = b'e';
-}
 
 /// Signals that a client passes on.
 const FORWARDED_SIGNALS: [Signal; 6] =
@@ -46,7 +37,7 @@ const DISCONNECT_SIGNALS: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT]
 #[derive(Debug)]
 pub struct WorkerParameters {
     /// Listener for clients.
-    pub listener: SessionListener,
+    pub listener: Listener,
     /// The session.
     pub session: SessionId,
     /// Options of its commands.
@@ -54,44 +45,36 @@ pub struct WorkerParameters {
 }
 
 /// Runs a worker, in a process of its own with one thread. Returns its exit code.
-pub fn run_worker(parameters: WorkerParameters, supervisor: Pid, tell: OwnedFd) -> u8 {
-    let mut tell = File::from(tell);
-    match wait_and_run(parameters, supervisor, &mut tell) {
-        Ok(()) => exit::SUCCESS,
-        // No client is connected that could get the error.
-        Err(_) => exit::STOCKADE_FAILURE,
-    }
+pub fn run_worker(parameters: WorkerParameters, notes: WorkerNotes) -> u8 {
+    // No client is connected that could get an error.
+    wait_and_run(parameters, notes).map_or(exit::STOCKADE_FAILURE, |()| exit::SUCCESS)
 }
 
-fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) -> Result<(), CliError> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != Some(supervisor) {
-        return Ok(());
-    }
+fn wait_and_run(parameters: WorkerParameters, mut notes: WorkerNotes) -> Result<(), CliError> {
     // Before any thread starts.
     let signals = interrupts::take_signals()?;
     let mounts = MountTableWatch::start_watching()?;
     let prewarmed_init = run::start_prewarmed_init(&parameters.options);
     warm_up_caches(&parameters.options);
-    tell.write_all(&[note::READY])?;
-    let Some(line) = await_caller(&parameters.listener, &mounts)? else { return Ok(()) };
-    let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
-    match word {
-        SessionMessage::End => {
-            // In this order, because the supervisor ends the sender of `END`.
-            let send_result = line.send_message(SessionMessage::Accepted, &[]);
-            tell.write_all(&[note::END])?;
+    notes.send(WorkerNote::Ready)?;
+    let Some(channel) = await_client(&parameters.listener, &mounts)? else { return Ok(()) };
+    let Some((request, along)) = channel.accept_request()? else { return Ok(()) };
+    match request {
+        Request::End(_) => {
+            // In this order, because the supervisor ends the sender of `End`.
+            let send_result = channel.send(&Reply::Ok(()));
+            notes.send(WorkerNote::End)?;
             Ok(send_result?)
         }
-        SessionMessage::Exec => {
-            tell.write_all(&[note::TAKEN])?;
-            let line = Arc::new(line);
+        Request::Exec(request) => {
+            notes.send(WorkerNote::Taken)?;
+            let channel = Arc::new(channel);
             let job = Arc::new(ClientJob::default());
-            let code = match take_over(parameters, descriptors.into_iter().flatten(), &line, &job) {
+            let code = match take_over(parameters, *request, along, &channel, &job) {
                 Ok((typed, mask)) => {
                     let prewarmed_init = prewarmed_init.map(|prewarmed_init| prewarmed_init.with_umask(mask));
                     run_for(
-                        (&line, job),
+                        (&channel, job),
                         typed,
                         RunSetup {
                             signals,
@@ -103,27 +86,26 @@ fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) 
                 }
                 Err(failure) => {
                     crate::print_error(&failure);
+                    channel.send(&Reply::Ok(()))?;
                     exit::STOCKADE_FAILURE
                 }
             };
-            Ok(line.send_message(SessionMessage::Over(code), &[])?)
+            Ok(channel.send(&RunMessage::Over(code))?)
         }
-        SessionMessage::Signal(_) | SessionMessage::Accepted | SessionMessage::Over(_) | SessionMessage::Stopped => {
-            Err(CliError::new("a client sent a malformed request"))
-        }
+        _ => Ok(channel.send(&Reply::<()>::Err(Refusal::unknown_request()))?),
     }
 }
 
 /// Waits for the first client. Returns `None` if a mount has changed meanwhile, which the prepared
 /// sandbox does not see.
-fn await_caller(listener: &SessionListener, mounts: &MountTableWatch) -> io::Result<Option<SessionChannel>> {
+fn await_client(listener: &Listener, mounts: &MountTableWatch) -> io::Result<Option<Channel>> {
     loop {
         let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(mounts, PollFlags::PRI)];
         // Without a limit, because this process ends with the supervisor.
         poll(&mut waited, None)?;
         let [called, remounted] = waited.map(|fd| !fd.revents().is_empty());
-        if called && let Some(line) = listener.accept_client()? {
-            return Ok(Some(line));
+        if called && let Some(channel) = listener.accept_client()? {
+            return Ok(Some(channel));
         }
         if remounted {
             return Ok(None);
@@ -135,25 +117,23 @@ fn await_caller(listener: &SessionListener, mounts: &MountTableWatch) -> io::Res
 /// command line, and the client's file mode creation mask.
 fn take_over(
     parameters: WorkerParameters,
-    mut descriptors: impl Iterator<Item = OwnedFd>,
-    line: &Arc<SessionChannel>,
+    request: ExecRequest,
+    along: Vec<OwnedFd>,
+    channel: &Arc<Channel>,
     job: &Arc<ClientJob>,
 ) -> Result<(RunArgs, u32), CliError> {
     let cannot = |error: io::Error| CliError::new(format!("the session received a malformed request: {error}"));
-    let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
-    let (request, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
-    rustix::stdio::dup2_stderr(stderr).map_err(|e| cannot(e.into()))?;
-    rustix::stdio::dup2_stdout(stdout).map_err(|e| cannot(e.into()))?;
-    rustix::stdio::dup2_stdin(stdin).map_err(|e| cannot(e.into()))?;
+    let mut along = along.into_iter();
+    let mut next = || along.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
+    let (cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?);
+    take_over_streams([stdin, stdout, stderr], request.umask).map_err(cannot)?;
     fchdir(cwd).map_err(|e| CliError::new(format!("cannot enter the current directory: {e}")))?;
-    let request = ExecRequest::from_file(request).map_err(cannot)?;
-    umask(Mode::from_raw_mode(request.umask));
     let variable = |(name, value): &(RawText, RawText)| (name.as_os_str().to_owned(), value.as_os_str().to_owned());
     let environment: Vec<_> = request.environment.iter().map(variable).collect();
     replace_environment(&environment).map_err(cannot)?;
-    if let Some(person) = descriptors.next() {
-        let (line, job) = (Arc::clone(line), Arc::clone(job));
-        terminal::use_lent_terminal(person, move || job.stop_client(&line));
+    if let Some(person) = along.next() {
+        let (channel, job) = (Arc::clone(channel), Arc::clone(job));
+        terminal::use_lent_terminal(person, move || job.stop_client(&channel));
     }
     trace::start_tracing(None)?;
     let mut options = parameters.options;
@@ -176,26 +156,21 @@ fn take_over(
 }
 
 /// Runs the command as `run` does. The run is cancelled if the client has disconnected already.
-fn run_for(
-    (line, job): (&Arc<SessionChannel>, Arc<ClientJob>),
-    typed: RunArgs,
-    setup: RunSetup,
-) -> Result<u8, CliError> {
+fn run_for((channel, job): (&Arc<Channel>, Arc<ClientJob>), typed: RunArgs, setup: RunSetup) -> Result<u8, CliError> {
     let id = resolved_args::request_id()?;
-    line.send_message(SessionMessage::Accepted, &[])?;
-    let caller = Arc::clone(line);
+    channel.send(&Reply::Ok(()))?;
+    let caller = Arc::clone(channel);
     thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller, &job))?;
     Ok(run::run_to_end(typed, id, |_| Ok(setup)).1)
 }
 
 /// Passes on the client's signals, and its disconnection.
-fn pass_on(caller: &SessionChannel, job: &ClientJob) {
+fn pass_on(caller: &Channel, job: &ClientJob) {
     let raise = |signal: Signal| {
         // The signal is for this process itself.
         let _ = kill_process(getpid(), signal);
     };
-    while let Ok(Some((word, _))) = caller.receive_message() {
-        let SessionMessage::Signal(number) = word else { break };
+    while let Ok(Some(ClientMessage::Signal(number))) = caller.receive(MAX_CLIENT_MESSAGE_BYTES) {
         FORWARDED_SIGNALS.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
         // Any message means that the job runs, because a stopped job passes no signal on.
         job.become_state(JobState::Running);
@@ -222,9 +197,9 @@ enum JobState {
 impl ClientJob {
     /// Stops the client, and waits until it continues or disconnects. Without a limit, because a
     /// user may return to a job at any time.
-    fn stop_client(&self, line: &SessionChannel) {
+    fn stop_client(&self, channel: &Channel) {
         let mut state = self.lock_state();
-        if *state == JobState::Gone || line.send_message(SessionMessage::Stopped, &[]).is_err() {
+        if *state == JobState::Gone || channel.send(&RunMessage::Stopped).is_err() {
             return;
         }
         *state = JobState::Stopped;

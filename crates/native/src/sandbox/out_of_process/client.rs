@@ -1,4 +1,5 @@
-//! Client of a keeper: a sandbox in another process. Starts, finds and ends keepers.
+//! Client of a supervisor process: a sandbox in another process. Starts, finds and ends such
+//! processes.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -8,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,7 +21,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
 use serde::de::DeserializeOwned;
-use stockade_backend_api::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
+use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
 use stockade_backend_api::{
     Attempt, AttemptEventSender, Backend, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
     SandboxTree, StartError, StdioMode,
@@ -28,30 +29,30 @@ use stockade_backend_api::{
 use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
 use stockade_permissions::guards::settings_variables;
+use stockade_supervisor::{
+    Channel, MAX_MESSAGE_BYTES, Refusal, Reply, Request, connect_in, exec_supervisor, own_umask,
+};
 use stockade_sys::ready::readable_before;
-use stockade_sys::socket::{UnixSocketAddress, require_own};
 
 use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
-use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
-use crate::remote::{SocketChannel, own_umask};
 
 /// Time-out for the creation of a sandbox, by this process or another.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time-out for an answer of a keeper.
+/// Time-out for an answer of a supervisor.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time-out for the end of a sandbox and its keeper, before the keeper is killed.
+/// Time-out for the end of a sandbox and its supervisor, before the supervisor is killed.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time-out for the exit of a killed process.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Lock file that serialises the start of a keeper.
-const START_LOCK_FILE: &str = "keeper.lock";
+/// Lock file that serialises the start of a supervisor.
+const START_LOCK_FILE: &str = "supervisor.lock";
 /// Interval between two attempts to take that lock.
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(5);
-/// Name of a keeper in lists of processes, because its program may be `/proc/self/exe`.
+/// Name of a supervisor in lists of processes, because its program may be `/proc/self/exe`.
 const PROCESS_NAME: &str = "stockade";
 
-/// Program of the keepers, and the directory in which they are found.
+/// Program of the supervisors, and the directory in which they are found.
 #[derive(Clone, Debug)]
 pub(in super::super) struct SupervisorProgram {
     pub(in super::super) program: PathBuf,
@@ -80,9 +81,9 @@ impl SupervisorProgram {
             found => return found,
         }
         let supervisor = self.start_supervisor(plan, &directory)?;
-        // This process is the parent, so it must reap the keeper.
+        // This process is the parent, so it must reap the supervisor.
         let reap = move || drop({ supervisor }.wait());
-        let reaper = thread::Builder::new().name("keeper-end".to_owned()).spawn(reap);
+        let reaper = thread::Builder::new().name("supervisor-end".to_owned()).spawn(reap);
         drop(reaper.map_err(cannot)?);
         self.connect_sandbox(plan, events)
     }
@@ -94,9 +95,9 @@ impl SupervisorProgram {
         events: SandboxEventSender,
     ) -> Result<SupervisedSandbox, SandboxError> {
         let address = SupervisorAddress { id: plan.id.clone(), directory: self.sandbox_directory(&plan.id) };
-        let enforced = address.call_supervisor(&SupervisorRequest::Enforced, "its report")?;
+        let enforced = address.call_supervisor(&Request::Enforced, "its report")?;
         let destroyed = Arc::new(AtomicBool::new(false));
-        let watch = Arc::new(address.send_request(&SupervisorRequest::Watch, &[])?);
+        let watch = Arc::new(address.send_request(&Request::Watch, &[])?);
         let (incoming, ended) = (Arc::clone(&watch), Arc::clone(&destroyed));
         let listen = move || forward_events(&incoming, &events, &ended);
         let thread = thread::Builder::new().name("sandbox-events".to_owned()).spawn(listen);
@@ -105,10 +106,10 @@ impl SupervisorProgram {
         Ok(SupervisedSandbox { address, enforced, trees, watch, destroyed })
     }
 
-    /// Ends a remaining keeper and its sandbox.
+    /// Ends a remaining supervisor and its sandbox.
     pub(in super::super) fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         SupervisorAddress { id: id.clone(), directory: self.sandbox_directory(id) }.end_supervisor()?;
-        // If the keeper was killed, its processes have ended, but its control group remains.
+        // If the supervisor was killed, its processes have ended, but its control group remains.
         stockade_limits::remove_orphans();
         Ok(())
     }
@@ -123,26 +124,16 @@ impl SupervisorProgram {
             |error: io::Error| failed_error(format!("cannot start the supervisor of the sandbox {}: {error}", plan.id));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory_fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
-        let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
-        ours.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(cannot)?;
-        let mut supervisor = Command::new(&self.program)
-            .arg0(PROCESS_NAME)
-            .args(&self.arguments)
-            .env_clear()
-            .current_dir("/")
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(cannot)?;
-        let response = send_request(ours, &(plan, settings_variables()), &[directory_fd.as_fd()]).and_then(|line| {
-            line.stream().set_read_timeout(Some(CREATE_TIMEOUT))?;
-            line.receive_message::<Result<(), StartError>>()
-        });
+        let mut command = Command::new(&self.program);
+        let (mut supervisor, channel) =
+            exec_supervisor(command.arg0(PROCESS_NAME).args(&self.arguments)).map_err(cannot)?;
+        let response = channel
+            .send_request(&(plan, settings_variables()), &[directory_fd.as_fd()])
+            .and_then(|()| channel.receive_within::<Result<(), StartError>>(CREATE_TIMEOUT));
         match response {
             Ok(Some(Ok(()))) => Ok(supervisor),
             other => {
-                // The keeper has exited by itself, or must not continue.
+                // The supervisor has exited by itself, or must not continue.
                 let _ = supervisor.kill();
                 let _ = supervisor.wait();
                 Err(match other {
@@ -171,10 +162,10 @@ fn lock_exclusively(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Forwards the events of the keeper, and reports its end if that was not requested.
-fn forward_events(line: &SocketChannel, events: &SandboxEventSender, destroyed: &AtomicBool) {
+/// Forwards the events of the supervisor, and reports its end if that was not requested.
+fn forward_events(channel: &Channel, events: &SandboxEventSender, destroyed: &AtomicBool) {
     let mut is_lost = false;
-    while let Ok(Some(event)) = line.receive_message::<SandboxEvent>() {
+    while let Ok(Some(event)) = channel.receive::<SandboxEvent>(MAX_MESSAGE_BYTES) {
         is_lost |= matches!(event, SandboxEvent::Lost(_));
         events.send_event(event);
     }
@@ -183,7 +174,7 @@ fn forward_events(line: &SocketChannel, events: &SandboxEventSender, destroyed: 
     }
 }
 
-/// Address of a keeper.
+/// Address of a supervisor.
 #[derive(Clone, Debug)]
 struct SupervisorAddress {
     id: SandboxId,
@@ -191,13 +182,8 @@ struct SupervisorAddress {
 }
 
 impl SupervisorAddress {
-    fn connect(&self) -> Result<UnixStream, SandboxError> {
-        let connect = || {
-            let stream = UnixStream::connect(UnixSocketAddress::in_directory(&self.directory, SOCKET_NAME)?.path())?;
-            require_own(&stream)?;
-            Ok(stream)
-        };
-        connect().map_err(|error: io::Error| match error.kind() {
+    fn connect(&self) -> Result<Channel, SandboxError> {
+        connect_in(&self.directory).map_err(|error| match error.kind() {
             // No directory, no socket, or no listener.
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => SandboxError::Gone(self.id.clone()),
             _ => self.unreachable_error(&error),
@@ -208,67 +194,61 @@ impl SupervisorAddress {
         failed_error(format!("the supervisor of the sandbox {} cannot be reached: {why}", self.id))
     }
 
-    fn send_request(
-        &self,
-        request: &SupervisorRequest,
-        along: &[BorrowedFd<'_>],
-    ) -> Result<SocketChannel, SandboxError> {
-        send_request(self.connect()?, request, along).map_err(|error| self.connection_error(&error))
+    fn send_request(&self, request: &Request, along: &[BorrowedFd<'_>]) -> Result<Channel, SandboxError> {
+        let channel = self.connect()?;
+        channel.send_request(request, along).map_err(|error| self.connection_error(&error))?;
+        Ok(channel)
     }
 
-    /// Returns the error for a broken connection: the keeper is gone, or soon will be.
+    /// Returns the error for a broken connection: the supervisor is gone, or soon will be.
     fn connection_error(&self, error: &io::Error) -> SandboxError {
         match error.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
                 SandboxError::Gone(self.id.clone())
             }
-            io::ErrorKind::WouldBlock => self.unreachable_error(&"it does not answer"),
+            io::ErrorKind::TimedOut => self.unreachable_error(&"it does not answer"),
             _ => self.unreachable_error(error),
         }
     }
 
     /// Sends a request and receives the response. `what` names the operation in errors.
-    fn call_supervisor<T: DeserializeOwned>(
-        &self,
-        request: &SupervisorRequest,
-        what: &'static str,
-    ) -> Result<T, SandboxError> {
-        let line = self.send_request(request, &[])?;
-        self.receive_response(&line, RESPONSE_TIMEOUT, what)
+    fn call_supervisor<T: DeserializeOwned>(&self, request: &Request, what: &'static str) -> Result<T, SandboxError> {
+        let channel = self.send_request(request, &[])?;
+        self.receive_response(&channel, RESPONSE_TIMEOUT, what)
     }
 
     fn receive_response<T: DeserializeOwned>(
         &self,
-        line: &SocketChannel,
+        channel: &Channel,
         within: Duration,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let incoming = line
-            .stream()
-            .set_read_timeout(Some(within))
-            .and_then(|()| line.receive_message::<Result<T, SupervisorRefusal>>());
-        match incoming {
-            Ok(Some(answer)) => answer.map_err(|refusal| refusal.into_sandbox_error(what, &self.id)),
+        match channel.receive_within::<Reply<T>>(within) {
+            Ok(Some(answer)) => answer.map_err(|refusal| match refusal {
+                Refusal::Unsupported(why) => unsupported_error(what, why),
+                Refusal::Gone => SandboxError::Gone(self.id.clone()),
+                Refusal::Failed(error) => SandboxError::Failed(error),
+            }),
             Ok(None) => Err(SandboxError::Gone(self.id.clone())),
             Err(error) => Err(self.connection_error(&error)),
         }
     }
 
-    /// Ends the keeper, and with it the sandbox. Does nothing if there is no keeper.
+    /// Ends the supervisor, and with it the sandbox. Does nothing if there is no supervisor.
     fn end_supervisor(&self) -> Result<(), SandboxError> {
-        let stream = match self.connect() {
+        let channel = match self.connect() {
             Err(SandboxError::Gone(_)) => return Ok(()),
             other => other?,
         };
-        let supervisor = process_of(&stream);
-        let request = send_request(stream, &SupervisorRequest::End, &[]).map_err(|error| self.connection_error(&error));
-        let done = request.and_then(|line| self.receive_response::<()>(&line, DESTROY_TIMEOUT, "its end"));
+        let supervisor = process_of(channel.stream());
+        let request = channel.send_request(&Request::End(None), &[]).map_err(|error| self.connection_error(&error));
+        let done = request.and_then(|()| self.receive_response::<()>(&channel, DESTROY_TIMEOUT, "its end"));
         match (done, supervisor) {
-            // The keeper exits after this answer.
+            // The supervisor exits after this answer.
             (Ok(()) | Err(SandboxError::Gone(_)), Some(supervisor)) if has_ended(&supervisor) => Ok(()),
             (Ok(()) | Err(SandboxError::Gone(_)), None) => Ok(()),
             (_, Some(supervisor)) => {
-                // The init exits with the keeper.
+                // The init exits with the supervisor.
                 let _ = pidfd_send_signal(&supervisor, Signal::KILL);
                 if has_ended(&supervisor) { Ok(()) } else { Err(self.unreachable_error(&"it cannot be ended")) }
             }
@@ -296,7 +276,7 @@ pub(in super::super) struct SupervisedSandbox {
     enforced: EnforcementReport,
     /// Workspace and home, as paths on the host.
     trees: [PathBuf; 2],
-    watch: Arc<SocketChannel>,
+    watch: Arc<Channel>,
     destroyed: Arc<AtomicBool>,
 }
 
@@ -314,11 +294,11 @@ impl Sandbox for SupervisedSandbox {
     }
 
     fn pause(&self) -> Result<(), SandboxError> {
-        self.address.call_supervisor(&SupervisorRequest::Pause, "a pause")
+        self.address.call_supervisor(&Request::Pause, "a pause")
     }
 
     fn resume(&self) -> Result<(), SandboxError> {
-        self.address.call_supervisor(&SupervisorRequest::Resume, "going on")
+        self.address.call_supervisor(&Request::Resume, "going on")
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
@@ -326,7 +306,7 @@ impl Sandbox for SupervisedSandbox {
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
-        self.address.call_supervisor(&SupervisorRequest::Usage, "its usage")
+        self.address.call_supervisor(&Request::Usage, "its usage")
     }
 
     fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
@@ -370,10 +350,10 @@ impl Backend for SupervisedBackend {
         let cannot = |what: &dyn std::fmt::Display| StartError { what: what.to_string(), hint: None };
         let umask = own_umask().map_err(|e| cannot(&e))?;
         let order = AttemptOrder { plan: plan.clone(), io: *io, hold, umask };
-        let line = self
+        let channel = self
             .0
-            .send_request(&SupervisorRequest::Run(Box::new(order)), &[stdin(), stdout(), stderr()])
+            .send_request(&Request::Run(Box::new(order)), &[stdin(), stdout(), stderr()])
             .map_err(|e| cannot(&e))?;
-        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))
+        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(channel), events)?))
     }
 }

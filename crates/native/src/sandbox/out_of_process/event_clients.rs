@@ -1,15 +1,15 @@
 //! Clients that receive the events of a sandbox, also when no attempt runs.
 
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use stockade_backend_api::SandboxEvent;
+use stockade_supervisor::Channel;
+use stockade_sys::ready::readable_before;
 
 use crate::locks::lock_ignoring_poison;
-use crate::remote::SocketChannel;
-use std::os::fd::AsFd;
-use stockade_sys::ready::readable_before;
 
 /// Most events that are queued for a slow client; further events are dropped.
 const MAX_QUEUED_EVENTS: usize = 1024;
@@ -28,16 +28,16 @@ impl EventClients {
     }
 
     /// Sends events to the client of this connection, until the client or the sandbox is gone.
-    pub(super) fn serve_client(&self, line: &SocketChannel) {
+    pub(super) fn serve_client(&self, channel: &Channel) {
         let events = self.add_client();
         loop {
             match events.recv_timeout(POLL_INTERVAL) {
                 Ok(event) => {
-                    if line.send_message(&event).is_err() {
+                    if channel.send(&event).is_err() {
                         return;
                     }
                 }
-                Err(RecvTimeoutError::Timeout) if has_gone(line) => return,
+                Err(RecvTimeoutError::Timeout) if has_gone(channel) => return,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -57,6 +57,6 @@ impl EventClients {
 }
 
 /// Returns whether the client is gone: it sends nothing, so a readable connection has ended.
-fn has_gone(line: &SocketChannel) -> bool {
-    matches!(readable_before(&[line.stream().as_fd()], Instant::now()), Ok(true))
+fn has_gone(channel: &Channel) -> bool {
+    matches!(readable_before(&[channel.stream().as_fd()], Instant::now()), Ok(true))
 }

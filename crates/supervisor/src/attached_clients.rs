@@ -3,20 +3,24 @@
 //! a run without a terminal.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, RawText};
 
-use super::wire::{RunChannel, RunMessage};
+use crate::channel::Channel;
+use crate::message::{ClientMessage, InputPiece, InputResult, MAX_CLIENT_MESSAGE_BYTES, RunMessage, TerminalSize};
 
 /// Most clients attached at the same time.
-pub const MAX_CLIENTS: usize = 16;
+const MAX_CLIENTS: usize = 16;
 /// Interval between two checks for a withdrawn question.
 const WITHDRAWAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The attached clients that can answer.
+/// The attached clients.
 #[derive(Debug, Default)]
 pub struct ClientRegistry {
     state: Mutex<ClientRegistryState>,
@@ -25,10 +29,12 @@ pub struct ClientRegistry {
 
 #[derive(Debug, Default)]
 struct ClientRegistryState {
+    /// Number of all clients.
+    attached: usize,
     /// Last number assigned to a client or a question.
     last: u64,
     /// Clients that can answer.
-    able: BTreeMap<u64, Arc<RunChannel>>,
+    able: BTreeMap<u64, Arc<Channel>>,
     open: Option<ClientQuestion>,
 }
 
@@ -48,7 +54,7 @@ impl ClientRegistryState {
         self.last
     }
 
-    fn list_channels(&self) -> Vec<Arc<RunChannel>> {
+    fn list_channels(&self) -> Vec<Arc<Channel>> {
         self.able.values().cloned().collect()
     }
 
@@ -61,29 +67,39 @@ impl ClientRegistryState {
 }
 
 impl ClientRegistry {
+    /// Returns a slot for one more client, if there is one.
+    pub fn reserve_slot(self: &Arc<Self>) -> Option<ClientSlot> {
+        let mut state = self.lock_state();
+        if state.attached == MAX_CLIENTS {
+            return None;
+        }
+        state.attached += 1;
+        Some(ClientSlot(Arc::clone(self)))
+    }
+
     /// Adds a client that can answer, and sends it the open question. Returns the number to leave
     /// with.
-    pub fn add_client(&self, line: &Arc<RunChannel>) -> u64 {
+    fn add_client(&self, channel: &Arc<Channel>) -> u64 {
         let mut state = self.lock_state();
         let client = state.next();
-        state.able.insert(client, Arc::clone(line));
+        state.able.insert(client, Arc::clone(channel));
         let open_message = state.open.as_ref().map(|open| open.next_message.clone());
         drop(state);
         if let Some(next_message) = open_message {
-            send_or_disconnect(line, &next_message);
+            send_or_disconnect(channel, &next_message);
         }
         client
     }
 
     /// Removes a client, which answers no more.
-    pub fn remove_client(&self, client: u64) {
+    fn remove_client(&self, client: u64) {
         self.lock_state().able.remove(&client);
         self.changed.notify_all();
     }
 
     /// Handles the answer of a client. An answer to a closed question is ignored. A client without
     /// a user at its terminal leaves the question to the others.
-    pub fn handle_answer(&self, client: u64, number: u64, answer: ApprovalAnswer) {
+    fn handle_answer(&self, client: u64, number: u64, answer: ApprovalAnswer) {
         let mut state = self.lock_state();
         let able = state.able.contains_key(&client);
         if let Some(open) = state.open.as_mut().filter(|open| able && open.number == number) {
@@ -130,7 +146,7 @@ impl ClientRegistry {
         let lines = state.list_channels();
         drop(state);
         self.changed.notify_all();
-        lines.iter().for_each(|line| send_or_disconnect(line, &RunMessage::Over(number)));
+        lines.iter().for_each(|line| send_or_disconnect(line, &RunMessage::QuestionOver(number)));
         answer
     }
 
@@ -143,9 +159,69 @@ impl ClientRegistry {
     }
 }
 
+/// Slot for one attached client.
+#[derive(Debug)]
+pub struct ClientSlot(Arc<ClientRegistry>);
+
+impl Drop for ClientSlot {
+    fn drop(&mut self) {
+        self.0.lock_state().attached -= 1;
+    }
+}
+
+impl ClientSlot {
+    /// Serves a client until it disconnects; with `answers` it is asked questions too. Its input is
+    /// written on a thread of its own, so that it can answer a question about that input.
+    ///
+    /// # Errors
+    /// [`io::Error`] if no threads are left, or if the client sends malformed messages.
+    pub fn serve_client(
+        &self,
+        channel: &Arc<Channel>,
+        answers: bool,
+        resize_terminal: impl Fn(TerminalSize),
+        mut write_input: impl FnMut(InputPiece) -> InputResult + Send,
+    ) -> io::Result<()> {
+        let (pieces, work) = sync_channel(1);
+        let write_pieces = move || {
+            while let Ok(piece) = work.recv() {
+                if channel.send(&RunMessage::Input(write_input(piece))).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let writer = thread::Builder::new().name("stockade-input".to_owned()).spawn_scoped(scope, write_pieces)?;
+            let client = answers.then(|| self.0.add_client(channel));
+            let end = loop {
+                match channel.receive(MAX_CLIENT_MESSAGE_BYTES) {
+                    Ok(Some(ClientMessage::Answer { number, answer })) => {
+                        client.inspect(|client| self.0.handle_answer(*client, number, answer));
+                    }
+                    Ok(Some(ClientMessage::Size(size))) => resize_terminal(size),
+                    Ok(Some(ClientMessage::Input(piece))) => {
+                        if pieces.try_send(piece).is_err() {
+                            break Err(io::Error::other("it sends input faster than the run takes it"));
+                        }
+                    }
+                    Ok(Some(ClientMessage::Signal(_))) => break Err(io::ErrorKind::InvalidData.into()),
+                    Ok(None) => break Ok(()),
+                    Err(e) => break Err(e),
+                }
+            };
+            channel.hang_up();
+            client.inspect(|client| self.0.remove_client(*client));
+            drop(pieces);
+            // The writer notices the end of the connection; one that panicked has stopped.
+            let _ = writer.join();
+            end
+        })
+    }
+}
+
 /// Sends a message. A client that does not take it is disconnected, and so leaves.
-fn send_or_disconnect(line: &RunChannel, next_message: &RunMessage) {
-    if let Err(error) = line.send_message(next_message) {
+fn send_or_disconnect(channel: &Channel, next_message: &RunMessage) {
+    if let Err(error) = channel.send(next_message) {
         tracing::info!(%error, "a client was disconnected");
     }
 }
@@ -184,15 +260,11 @@ impl Approver for AttachedApprover {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::thread;
-
     use stockade_backend_api::HeldCalls;
-    use stockade_model::{ApprovalScope, QuestionKind};
+    use stockade_model::{ApprovalScope, Assessment, Digest, QuestionKind, Tier};
 
-    use super::super::wire::MAX_RUN_MESSAGE_BYTES;
     use super::*;
-    use crate::render::question::tests::sample_question;
+    use crate::message::MAX_RUN_MESSAGE_BYTES;
 
     const YES: ApprovalAnswer = ApprovalAnswer::Approved(ApprovalScope::Once);
 
@@ -207,27 +279,35 @@ mod tests {
         }
 
         /// Attaches a client: returns its number and its end of the connection.
-        fn attach(&self) -> (u64, RunChannel) {
-            let (one, other) = UnixStream::pair().unwrap();
-            let client = self.clients.add_client(&Arc::new(RunChannel::from_stream(one).unwrap()));
-            (client, RunChannel::from_stream(other).unwrap())
+        fn attach(&self) -> (u64, Channel) {
+            let (one, other) = Channel::pair().unwrap();
+            (self.clients.add_client(&Arc::new(one)), other)
         }
 
         fn ask(&self, timeout_ms: u64) -> thread::JoinHandle<ApprovalAnswer> {
             let mut approver = AttachedApprover::new(Arc::clone(&self.clients), "text".into());
             let waiting = self.waiting.clone();
-            let mut question = sample_question(QuestionKind::Run { reasons: Vec::new() });
-            question.timeout_ms = timeout_ms;
+            let question = ApprovalQuestion {
+                kind: QuestionKind::Run { reasons: Vec::new() },
+                command: "true".into(),
+                cwd: "/".into(),
+                assessment: Assessment::without_findings(Tier::Ask),
+                scopes: vec![ApprovalScope::Once],
+                digest: Digest::of_fields("test", []),
+                timeout_ms,
+                group: None,
+                review: None,
+            };
             thread::spawn(move || approver.ask_question(&question, &waiting))
         }
     }
 
-    fn next_message(line: &RunChannel) -> RunMessage {
-        line.receive_message(MAX_RUN_MESSAGE_BYTES).unwrap().unwrap()
+    fn next_message(channel: &Channel) -> RunMessage {
+        channel.receive(MAX_RUN_MESSAGE_BYTES).unwrap().unwrap()
     }
 
     #[track_caller]
-    fn number(line: &RunChannel) -> u64 {
+    fn number(line: &Channel) -> u64 {
         match next_message(line) {
             RunMessage::Question { number, text, .. } if text == "text".into() => number,
             other => panic!("{other:?}"),
@@ -249,7 +329,7 @@ mod tests {
         assert_eq!(question_thread.join().unwrap(), YES);
         assert_eq!(
             (next_message(&line_one), next_message(&line_two)),
-            (RunMessage::Over(number), RunMessage::Over(number))
+            (RunMessage::QuestionOver(number), RunMessage::QuestionOver(number))
         );
     }
 
