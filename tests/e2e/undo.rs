@@ -669,7 +669,7 @@ fn undo_puts_no_link_at_the_path_of_a_remote() {
                     passes(world, level, &[], "mkdir pw; git remote add y $PWD/pw; rmdir pw");
                     let refused = stockade(world, &["undo"]);
                     assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
-                    assert!(refused.stdout.contains("the place of a remote"), "{}", refused.combined_text());
+                    assert!(refused.stdout.contains("the path of a remote"), "{}", refused.combined_text());
                     world.run(&world.bare(&["git", "-C", &ws.display().to_string(), "remote", "remove", "y"]));
                 }
                 undone(world, &[]);

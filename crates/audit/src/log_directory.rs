@@ -74,7 +74,7 @@ impl LogDirectory {
         Ok(Some(file))
     }
 
-    /// Opens a file of the directory to read it, whoever owns it.
+    /// Opens a file of the directory to read it, whichever user owns it.
     pub fn open_to_read(&self, name: &str) -> Result<Option<File>, LogFileError> {
         Ok(self.open_file(name.as_ref(), OFlags::RDONLY)?.map(|(file, _)| file))
     }

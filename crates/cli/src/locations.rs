@@ -219,7 +219,7 @@ impl StateDirectory {
     /// Returns true at the first call for this user and this message, so that a message is shown
     /// only once. Returns false if that cannot be recorded.
     pub fn is_first_time(&self, what: &str) -> bool {
-        fs::File::create_new(self.root.join(format!("said-{what}"))).is_ok()
+        fs::File::create_new(self.root.join(format!("announced-{what}"))).is_ok()
     }
 
     /// Directory of the reviewer budgets that sessions have spent.

@@ -435,7 +435,7 @@ impl QuestionKeyboard<'_> {
         Ok(())
     }
 
-    /// Drops earlier input, and waits until the keyboard is idle: a key that was meant for another
+    /// Drops earlier input, and waits until the keyboard is idle: a key that was intended for another
     /// program must not answer a question. Ends early if the question is withdrawn.
     ///
     /// # Errors

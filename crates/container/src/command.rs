@@ -420,7 +420,7 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
         return error;
     }
     let complaint: String = complaint.chars().filter(|c| !c.is_control()).collect();
-    StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
+    StartError { what: format!("{}; its launcher reported: {complaint}", error.what), ..error }
 }
 
 /// The caller's streams, which are being copied.

@@ -23,7 +23,7 @@ const DIRECTORY_COVER_NAME: &str = "covered-directory";
 const VOLUME_COVER_NAME: &str = "covered-volume";
 /// Mode of the directory that replaces a volume.
 const VOLUME_COVER_MODE: u32 = 0o555;
-/// Mode of a cover: without capabilities no process can read it, whoever owns it.
+/// Mode of a cover: without capabilities no process can read it, whichever user owns it.
 const COVER_MODE: u32 = 0;
 
 /// Makes covers for these paths in this existing directory.

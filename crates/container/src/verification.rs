@@ -165,7 +165,7 @@ fn require_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPo
             return Err(StartError { what, hint: Some(hint.to_owned()) });
         }
     }
-    require_property(seen == [true; 3], "the workspace, the home and the launcher at their places")
+    require_property(seen == [true; 3], "the workspace, the home and the launcher at their paths")
 }
 
 /// Returns the paths of Stockade's files in a checked container.

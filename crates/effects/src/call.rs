@@ -2,7 +2,7 @@
 
 use stockade_model::wildcard_matches;
 
-use crate::table::{Options, ProgramUse, program_options, program_uses};
+use crate::table::{Options, ProgramUse, has_word, program_options, program_uses};
 
 /// Stands for a part of a word that is not known before the program starts.
 pub const UNKNOWN_BYTE: u8 = 0;
@@ -376,9 +376,4 @@ pub fn matches_word(pattern: &str, word: &[u8]) -> bool {
         return false;
     }
     wildcard_matches(pattern, word, b'*', |pattern_byte, found| pattern_byte == b'?' || pattern_byte == found)
-}
-
-/// Returns whether a word is in the list.
-pub fn has_word(list: &[&str], word: &[u8]) -> bool {
-    list.iter().any(|known| known.as_bytes() == word)
 }

@@ -12,8 +12,8 @@ mod table;
 
 use stockade_model::EffectUse;
 
-pub use call::{ProgramCall, ProgramWord, UNKNOWN_BYTE, has_word, host_name, matches_word};
-pub use table::{BY_BEGINNING, BY_NAME, code_impact, find_rows};
+pub use call::{ProgramCall, ProgramWord, UNKNOWN_BYTE, host_name, matches_word};
+pub use table::{BY_BEGINNING, BY_NAME, code_impact, find_rows, has_word};
 
 /// Effects that need no consent when a program starts: git's settings are classified by their
 /// values when they are written.

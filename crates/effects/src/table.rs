@@ -3,8 +3,6 @@
 
 use stockade_model::Impact;
 
-use crate::call::has_word;
-
 /// Use of programs.
 #[derive(Debug)]
 pub(crate) struct ProgramUse {
@@ -79,6 +77,11 @@ pub(crate) fn variable_group(name: &[u8]) -> Option<&'static Variables> {
 pub fn code_impact(code: &str) -> (Impact, &'static str) {
     let found = CODES.binary_search_by_key(&code, |(name, ..)| name);
     found.map_or((Impact::Outward, "An effect outside the sandbox."), |at| (CODES[at].1, CODES[at].2))
+}
+
+/// Returns whether a word is in the list.
+pub fn has_word(list: &[&str], word: &[u8]) -> bool {
+    list.iter().any(|known| known.as_bytes() == word)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl From<NameLookupError> for DialError {
 pub(crate) struct OutgoingConnection {
     pub(crate) stream: TcpStream,
     pub(crate) address: IpAddr,
-    /// Remark about the choice of address, for the record.
+    /// Remark about the choice of address, for the audit log.
     pub(crate) note: Option<String>,
 }
 

@@ -144,7 +144,7 @@ impl EgressProxy {
         }
         let (stop, stopped) = oneshot::channel();
         let inner = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("door".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("egress-proxy".into()).spawn(move || {
             runtime.block_on(async {
                 let over = async {
                     let _ = stopped.await;

@@ -65,7 +65,7 @@ pub struct RulePolicyEngine {
 }
 
 impl RulePolicyEngine {
-    /// Creates the judge of one configuration and the native backend.
+    /// Creates the policy engine of one configuration and the native backend.
     pub fn new(settings: Arc<PolicySettings>, by_person: bool) -> Self {
         Self {
             settings,

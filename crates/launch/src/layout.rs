@@ -1,8 +1,8 @@
 //! The filesystem view of a run, as an ordered list of attachments over a read-only copy of the
 //! host's root. The code only reads the host's tree and changes nothing.
 //!
-//! Every path gets one nature. Deeper paths override shallower ones. A path is not attached if its
-//! nature changes nothing.
+//! Every path gets one mount kind. Deeper paths override shallower ones. A path is not attached if its
+//! kind changes nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -429,8 +429,8 @@ pub(super) fn refuse_planted_link(plan: &AttemptPlan, path: &Path, real: &Path) 
 /// Links are left to the broker, because a bind mount of a link would bind its target.
 fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
     let mut units = Vec::new();
-    // Files that the broker judges are replaced by a rename, which no mount allows, or written
-    // beneath. The broker judges each change.
+    // Files that the broker checks are replaced by a rename, which no mount allows, or written
+    // beneath. The broker checks each change.
     let known_names: Vec<&str> = list_checked_names().collect();
     let covered: Vec<&String> = protect.iter().filter(|entry| !known_names.contains(&entry.as_str())).collect();
     for root in roots {

@@ -193,7 +193,7 @@ impl TempSize {
 pub(super) enum ScratchEntry {
     Directory(CString, u32),
     EmptyFile(CString),
-    /// Cannot be opened without capabilities, whoever owns it.
+    /// Cannot be opened without capabilities, whichever user owns it.
     ClosedFile(CString),
     File(CString, Vec<u8>),
     Link(CString, CString),
@@ -256,8 +256,8 @@ impl InitStep {
             Self::EmptyRoot(_) => {
                 ("empty-root", "mounts", "its own root, which contains only the named files of the host".into())
             }
-            Self::HoldNamespaces => ("hold-walls", "walls", "kept open for later commands".into()),
-            Self::Enter(_) => ("enter", "walls", "those of the sandbox, shared by all its commands".into()),
+            Self::HoldNamespaces => ("hold-namespaces", "namespaces", "kept open for later commands".into()),
+            Self::Enter(_) => ("enter", "namespaces", "those of the sandbox, shared by all its commands".into()),
             Self::Allow(paths) => {
                 ("allow", "mounts", format!("{} paths that the command may change directly", paths.len()))
             }

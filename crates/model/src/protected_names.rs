@@ -11,7 +11,7 @@ pub enum NameClass {
     Agent,
     /// Runs automatically on the host and is not visible in a review: writable with a grant only.
     Runs,
-    /// Like `Runs`, but its content is judged: harmless content is written without a question.
+    /// Like `Runs`, but its content is checked: harmless content is written without a question.
     Checked,
 }
 
@@ -30,13 +30,13 @@ fn parse_row(row: &'static str) -> Option<(&'static str, NameClass, &'static str
     let class = match class {
         "agent" => NameClass::Agent,
         "runs" => NameClass::Runs,
-        "judged" => NameClass::Checked,
+        "checked" => NameClass::Checked,
         _ => return None,
     };
     Some((name, class, program))
 }
 
-/// Returns the names whose content is judged.
+/// Returns the names whose content is checked.
 pub fn list_checked_names() -> impl Iterator<Item = &'static str> {
     PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == NameClass::Checked).map(|(name, _, _)| *name)
 }

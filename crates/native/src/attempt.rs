@@ -39,7 +39,7 @@ pub(crate) struct NativeAttempt {
     pub(crate) group: Option<Arc<ControlGroup>>,
     pub(crate) watch: Arc<Mutex<LimitWatch>>,
     pub(crate) events: WeakEventSender,
-    /// Disconnects when the keeper has ended and nothing of the attempt is left for it to end.
+    /// Disconnects when the monitor has ended and nothing of the attempt is left for it to end.
     pub(crate) monitor: Option<Receiver<()>>,
 }
 
@@ -53,7 +53,7 @@ impl Attempt for NativeAttempt {
     }
 
     fn await_exec(&self) -> bool {
-        // Without the lock, because the keeper needs it meanwhile.
+        // Without the lock, because the monitor needs it meanwhile.
         let Ok(gate) = lock_ignoring_poison(&self.launched).duplicate_gate() else { return true };
         let _ = readable_before(&[gate.as_fd()], Instant::now() + EXEC_TIMEOUT);
         !lock_ignoring_poison(&self.launched).failed_to_execute()
@@ -94,7 +94,7 @@ impl Drop for NativeAttempt {
     fn drop(&mut self) {
         self.kill_processes();
         let Some(over) = self.monitor.take() else { return };
-        // The sender is dropped with the keeper, or with an attempt that was never kept.
+        // The sender is dropped with the monitor, or with an attempt that was never kept.
         if over.recv_timeout(SANDBOX_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             lock_ignoring_poison(&self.launched).abandon_command();
         }

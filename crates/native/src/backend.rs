@@ -1,6 +1,6 @@
 //! The native backend: connects launch, broker and captured output to the engine.
 //!
-//! Two threads serve an attempt: the broker, and the keeper, which monitors the run. Neither of
+//! Two threads serve an attempt: the broker, and the monitor of the run. Neither of
 //! them waits for the user. This module must not know rules, requests for approval or the audit
 //! log.
 
@@ -56,7 +56,7 @@ pub struct NativeOptions {
     /// through this tunnel.
     pub connector: Option<Arc<dyn TunnelConnector>>,
     /// Ports of the host's loopback on which servers listen, with a tunnel: a connection to such a
-    /// port without a server inside is meant for them.
+    /// port without a server inside is intended for them.
     pub served: BTreeSet<u16>,
 }
 

@@ -39,12 +39,12 @@ const BROKER_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time-out for the end of the last processes of a command in a persistent sandbox. After it, they
 /// count as left behind.
 const LAST_PROCESS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest interval between two checks of the keeper if no event wakes it.
+/// Longest interval between two checks of the monitor if no event wakes it.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Most chunks of output that are read after the end: the whole content of a pipe.
 const MAX_LAST_CHUNKS: usize = 64;
 
-/// Receiver of the events of a keeper, a broker and an egress proxy: the attempt, and after its end
+/// Receiver of the events of a monitor, a broker and an egress proxy: the attempt, and after its end
 /// the sandbox.
 #[derive(Clone)]
 pub(crate) struct RunEventSink {
@@ -169,7 +169,7 @@ pub(crate) struct MonitoredExtras {
     pub(crate) leaves: Option<LeftoverHandling>,
 }
 
-/// A keeper that waits for its sandbox. Dropping it ends it.
+/// A monitor that waits for its sandbox. Dropping it ends it.
 pub(crate) struct StartingMonitor {
     monitor: Sender<RunMonitor>,
     over: Receiver<()>,
@@ -186,7 +186,7 @@ impl StartingMonitor {
             }
         };
         thread::Builder::new()
-            .name("keeper".to_owned())
+            .name("monitor".to_owned())
             .spawn(body)
             .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
         Ok(Self { monitor, over })

@@ -20,7 +20,7 @@ pub(crate) struct AttemptStage {
 }
 
 impl Drop for AttemptStage {
-    /// Removes the stage if nothing ran in it. If the keeper has panicked, the content is kept.
+    /// Removes the stage if nothing ran in it. If the monitor has panicked, the content is kept.
     fn drop(&mut self) {
         if let Some(mut stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
             // The rest of the stage is removed later.

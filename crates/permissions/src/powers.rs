@@ -47,7 +47,7 @@ pub struct AttemptPermissions {
     /// True if the workspace is an overlay. Operations in it must not run in the supervisor's mount
     /// namespace, because that would change the workspace itself.
     pub staged: bool,
-    /// True if git's writes are judged by their content. Only a broker can do that.
+    /// True if git's writes are checked by their content. Only a broker can do that.
     checks_content: bool,
     /// Files that a tool does not need. They cannot be written, and the approver is not asked.
     pub read_only: PathSet,
@@ -354,7 +354,7 @@ impl AttemptPermissions {
             return Some(outside_refusal(path));
         }
         if is_momentary(root, path) {
-            let rule = "a file that Stockade is putting into its place";
+            let rule = "a file that Stockade is renaming to its final name";
             return Some(PermissionRefusal::without_grant(rule));
         }
         if !self.permits_by_name(operation, path)

@@ -101,10 +101,10 @@ fn decisions() {
         (Write, "/ws/secret", "hidden from runs | read /ws/secret"),
         (Write, "/home/u/.ssh/id", "hidden from runs | read /home/u/.ssh/id"),
         (Write, "/home/u/.ssh/known_hosts", "outside every writable root | write /home/u/.ssh/known_hosts"),
-        (Link, "/ws/.stockade-install-1", "a file that Stockade is putting into its place | -"),
-        (Link, "/ws/a/.Stockade-INSTALL-1", "a file that Stockade is putting into its place | -"),
-        (Write, "/ws/.stockade-undo-req_1-0", "a file that Stockade is putting into its place | -"),
-        (Link, "/ws/.stockade-incoming-1/a/b", "a file that Stockade is putting into its place | -"),
+        (Link, "/ws/.stockade-install-1", "a file that Stockade is renaming to its final name | -"),
+        (Link, "/ws/a/.Stockade-INSTALL-1", "a file that Stockade is renaming to its final name | -"),
+        (Write, "/ws/.stockade-undo-req_1-0", "a file that Stockade is renaming to its final name | -"),
+        (Link, "/ws/.stockade-incoming-1/a/b", "a file that Stockade is renaming to its final name | -"),
         (Create, "/ws/stockade-incoming-1", "allow"),
     ] {
         check(&p, operation, object, expected);

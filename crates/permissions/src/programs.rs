@@ -309,7 +309,7 @@ mod tests {
                 "Overwrites or removes data of others at the remote, effect overwrites-remote by git",
             ),
             ("/usr/bin/git push", "runs"),
-            // The content of git's settings is judged when they are written.
+            // The content of git's settings is checked when they are written.
             ("/usr/bin/git config core.editor vim", "runs"),
         ] {
             check(&rules, line, expected);

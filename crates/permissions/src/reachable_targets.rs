@@ -89,7 +89,7 @@ impl EgressReach {
     }
 
     /// Returns whether the target is this machine at an ordinary address that no pattern names
-    /// exactly. Servers that listen on every address are not meant for runs that may reach the
+    /// exactly. Servers that listen on every address are not intended for runs that may reach the
     /// internet.
     fn is_unmeant(&self, granted: &[Grant], target: &NetworkTarget) -> bool {
         let Host::Address(address) = target.host else { return false };

@@ -1,4 +1,4 @@
-//! Guarded places, which no hint, suggestion or rule of an answer names: credentials and parts of the
+//! Guarded paths, which no hint, suggestion or rule of an answer names: credentials and parts of the
 //! system. A user may still give a power over them, by name.
 //!
 //! The data is `policies/guarded.toml` and `policies/credentials.toml`. Only names are compared, not files.
@@ -17,7 +17,7 @@ use crate::shipped::credential_groups;
 
 const GUARDED_TEXT: &str = include_str!("../../../policies/guarded.toml");
 
-/// The data, read once; `None` if it cannot be read, and then every place counts as guarded. Tests check
+/// The data, read once; `None` if it cannot be read, and then every path counts as guarded. Tests check
 /// that it can be read.
 static GUARDED_ENTRIES: LazyLock<Option<Vec<GuardedEntry>>> =
     LazyLock::new(|| toml::from_str::<GuardedFile>(GUARDED_TEXT).ok().map(|file| file.guarded));
@@ -65,11 +65,11 @@ impl std::fmt::Display for GuardedName {
     }
 }
 
-/// Returns the place if a power is over credentials or over a part of the system. Then no hint suggests the
+/// Returns the path if a power is over credentials or over a part of the system. Then no hint suggests the
 /// power, and an answer about it applies this time only.
 pub fn find_guarded_name(power: &Grant, home: &Path) -> Option<GuardedName> {
     let Some(entries) = GUARDED_ENTRIES.as_ref() else {
-        let (what, instead) = ("a place that could not be checked".to_owned(), "name the power yourself".to_owned());
+        let (what, instead) = ("a path that could not be checked".to_owned(), "name the power yourself".to_owned());
         return Some(GuardedName { what, instead });
     };
     if let Some(found) = find_credentials(power, home, |entry| entry.starts_with('~')) {
@@ -136,7 +136,7 @@ pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
         .any(|entry| entry.strip_prefix("~/").is_some_and(|entry| name == Path::new(entry)))
 }
 
-/// Returns the advice for a refused power if no grant may be suggested: the power is over a guarded place,
+/// Returns the advice for a refused power if no grant may be suggested: the power is over a guarded path,
 /// reveals a hidden path, or sends a secret to another host.
 pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
     if let Some(guarded_name) = find_guarded_name(power, home) {
@@ -223,7 +223,7 @@ fn part_matches(pattern: &str, part: &OsStr) -> bool {
 }
 
 /// Returns whether these targets include the host on some port. A pattern for every host is refused
-/// elsewhere; advice about one place would not fit.
+/// elsewhere; advice about one path would not fit.
 fn names_host(targets: &TargetPattern, host: &str) -> bool {
     let is_any = matches!(targets.host(), HostPattern::Any);
     !is_any && host.parse::<TargetPattern>().is_ok_and(|host| targets.overlaps(&host))

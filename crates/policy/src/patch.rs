@@ -1,8 +1,8 @@
-//! Lists the files that a patch changes, so that each can be judged separately. Parses the headers of the
+//! Lists the files that a patch changes, so that each can be checked separately. Parses the headers of the
 //! `*** Begin Patch` form and of unified diffs (diff(1), git).
 //!
-//! Must not judge a change, and applies nothing. A patch whose headers are not understood is an error,
-//! because its files cannot be judged separately.
+//! Must not decide on a change, and applies nothing. A patch whose headers are not understood is an error,
+//! because its files cannot be checked separately.
 
 use crate::file::FileOperation;
 
@@ -18,7 +18,7 @@ pub struct FileChange {
     pub operation: FileOperation,
 }
 
-/// Reason why a patch cannot be judged file by file.
+/// Reason why a patch cannot be checked file by file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct PatchError {

@@ -277,7 +277,7 @@ impl SuggestionBuilder<'_> {
                 None => "it is for more than one port: name one",
             },
             Grant::Env(_) => "its name looks like that of a secret",
-            Grant::Socket(_) => "a socket may be a way out of the sandbox",
+            Grant::Socket(_) => "a socket may be an exit from the sandbox",
             Grant::Exec(_) => "a program is agreed to each time",
             Grant::Effect(_) => "an effect is agreed to each time",
             Grant::Sign(_) => "a signature is agreed to each time",

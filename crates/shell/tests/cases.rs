@@ -224,7 +224,7 @@ fn further_misses() -> String {
 
 fn check_misses(rows: &str) {
     let text = format!(
-        "# Where the judge differs from the agreed tier\n\nWith repository configuration neutralised. Written by the test `cases` of the\ncrate `stockade-shell`; see there.\n\n| case of `commands.tsv` | category | agreed | answered | because |\n|---|---|---|---|---|\n{rows}\n| line of `further.tsv` | agreed | answered | because |\n|---|---|---|---|\n{}",
+        "# Where the classifier differs from the agreed tier\n\nWith sanitized repository configuration. Written by the test `cases` of the\ncrate `stockade-shell`; see there.\n\n| case of `commands.tsv` | category | agreed | answered | because |\n|---|---|---|---|---|\n{rows}\n| line of `further.tsv` | agreed | answered | because |\n|---|---|---|---|\n{}",
         further_misses()
     );
     let path = folder().join("misses.md");

@@ -1,4 +1,4 @@
-//! The commit area (depot): a directory for the objects that a commit exchanges, made before the
+//! The commit area: a directory for the objects that a commit exchanges, made before the
 //! commit and removed after it. The commit area is on the filesystem of the workspace: in the stage
 //! if the stage is on that filesystem, too.
 

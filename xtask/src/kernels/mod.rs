@@ -44,7 +44,7 @@ struct Suite<'a> {
 /// Packages that have the targets of [`SUITES`].
 const PACKAGES: &[&str] = &["stockade-native", "stockade-tests"];
 
-/// What is refused, held and staged; limits with version 2 alone; a door's ten
+/// Refusals, held calls and stages; limits with version 2 alone; an egress proxy's ten
 /// thousand connections, which need more descriptors than many hosts give.
 const SUITES: [Suite<'static>; 12] = [
     Suite { target: "launch_full", only: "", is_short: true },

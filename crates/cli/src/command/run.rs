@@ -168,7 +168,7 @@ fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutco
         request_args.options.approval_timeout.map_or(configured_ms, resolved_args::to_milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
     let SignalListener { interrupts, interrupter, wake, of_terminal } = setup.signals.start_listening()?;
-    let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
+    let audit_log = Arc::new(info_span!("open the audit log").in_scope(|| AuditLog::open(&state))?);
     let log: Arc<dyn EventRecorder> = Arc::<AuditLog>::clone(&audit_log);
     let recorder = match &setup.supervisor {
         Some(supervisor) => supervisor.publish_run(&request, Arc::clone(&log))?,
@@ -212,7 +212,7 @@ fn run_engine(typed: RunArgs, id: RequestId, setup: RunSetup) -> Result<RunOutco
     let (command, workspace) = (request.command.clone(), request.workspace.clone());
     let outcome = run_at_terminal(&engine, request, (setup.terminal, of_terminal), captured, interrupts)?;
     store_rules(&answer_rules, (&command, workspace.as_path()), &outcome, &setting.settings);
-    info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
+    info_span!("anchor the audit log").in_scope(|| audit_log.move_anchor());
     super::cache::enforce_cache_limit(&state);
     Ok(outcome)
 }

@@ -167,7 +167,7 @@ fn write_review(out: &mut String, question: &ApprovalQuestion, style: TextLayout
 pub fn format_opinion(review: &ReviewResult) -> String {
     let by = quote_part(&RawText::from(review.by.as_str()));
     let Some(opinion) = &review.opinion else {
-        let why = review.failure.as_deref().unwrap_or("nothing was said");
+        let why = review.failure.as_deref().unwrap_or("it gave no reason");
         return format!("no opinion: {}   ({by})", quote_part(&RawText::from(why)));
     };
     let risk = match opinion.risk {

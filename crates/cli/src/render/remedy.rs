@@ -162,7 +162,7 @@ fn is_made_up(part: &str) -> bool {
 }
 
 /// Returns whether a grant for a path other than the refused one would be much wider than the refusal,
-/// would name a guarded place, or would be refused itself.
+/// would name a guarded path, or would be refused itself.
 fn is_too_wide(directory: &Path, around: RemedyContext<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)

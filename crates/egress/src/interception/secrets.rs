@@ -113,7 +113,7 @@ impl SecretStore {
                 return fail("there are too many");
             }
             if held.iter().any(|other| other.inside == secret.inside || other.name == secret.name) {
-                return fail("its name or its place inside is already used by another secret");
+                return fail("its name or its path inside is already used by another secret");
             }
             let value = SecretValue::read_secret(&secret.name, &secret.from, SECRET_MIN_BYTES)?;
             held.push(LoadedSecret {

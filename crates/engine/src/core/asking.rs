@@ -466,7 +466,7 @@ fn refusal_text(kind: &QuestionKind, sourced_answer: &SourcedAnswer, consent_hin
             "a remembered answer says that it may not {what}\n\
              hint: `stockade approvals list` shows it, `approvals revoke` takes it back"
         ),
-        (_, by) => format!("{by} said no: it may not {what}"),
+        (_, by) => format!("{by} refused: it may not {what}"),
     }
 }
 

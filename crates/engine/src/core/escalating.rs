@@ -221,7 +221,7 @@ fn check_added_grants(last: &AttemptPlan, next: &AttemptPlan, added: &[Grant]) -
         (next.cwd == last.cwd, "another working directory"),
         (next.workspace == last.workspace, "another workspace"),
         (next.profile.name == last.profile.name, "another profile"),
-        (next.profile.sandboxed == last.profile.sandboxed, "another wall"),
+        (next.profile.sandboxed == last.profile.sandboxed, "another isolation"),
         (next.profile.network == last.profile.network, "another network"),
         (next.level == last.level, "another level"),
         (next.backend == last.backend, "another backend"),

@@ -1,4 +1,4 @@
-//! Execution of one attempt: the record and the sandbox are prepared in parallel; the command is
+//! Execution of one attempt: the audit log and the sandbox are prepared in parallel; the command is
 //! released after both. The module then follows the attempt until all its processes are gone.
 
 use stockade_backend_api::AttemptEnd;
@@ -190,7 +190,7 @@ impl RequestCore {
                 // A process in a container could report a signature that no grant permits.
                 if let Some(planned) = self.planned.as_ref().filter(|planned| planned.plan.grants.contains(&grant)) {
                     // The backend bounds these events. A flood of other events must not keep one
-                    // off the record.
+                    // outside the audit log.
                     let attempt = planned.plan.attempt;
                     self.record_event(EventKind::Signed { attempt, grant, object });
                 }
@@ -219,7 +219,7 @@ impl RequestCore {
         self.release_when_ready(live);
     }
 
-    /// Releases the command once both the record is durable and the sandbox is ready, in either
+    /// Releases the command once both the audit log is durable and the sandbox is ready, in either
     /// order.
     fn release_when_ready(&mut self, mut live: Box<LiveAttempt>) {
         if live.committed && live.enforced.is_some() && !live.released {
@@ -449,7 +449,7 @@ impl RequestCore {
         self.phase = RequestPhase::Attempt(live);
     }
 
-    /// Handles a passed deadline: of the record, the command, its grace period or its kill.
+    /// Handles a passed deadline: of the audit log, the command, its grace period or its kill.
     pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<LiveAttempt>) {
         if !live.released {
             self.out.push(CoreOutput::Discard);

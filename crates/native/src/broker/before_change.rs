@@ -86,7 +86,19 @@ impl BrokerService {
             BrokeredCall::Change { object, .. } if is_kept(&object.path) && !object.is_placeless() => {
                 self.require_recorded(DeniedOperation::Metadata, &object.path, recorder.before_metadata(&object.path))
             }
-            _ => Ok(()),
+            // Every kind is named, so that a new one cannot be forgotten here.
+            BrokeredCall::Open { .. }
+            | BrokeredCall::Reopen { .. }
+            | BrokeredCall::OpenUnnamed { .. }
+            | BrokeredCall::MakeDirectory { .. }
+            | BrokeredCall::MakeNode { .. }
+            | BrokeredCall::MakeLink { .. }
+            | BrokeredCall::MakeName { .. }
+            | BrokeredCall::Bind { .. }
+            | BrokeredCall::Remove { .. }
+            | BrokeredCall::Change { .. }
+            | BrokeredCall::Connect(_)
+            | BrokeredCall::Run(_) => Ok(()),
         }
     }
 
@@ -107,7 +119,7 @@ impl BrokerService {
         }
     }
 
-    /// Records the guarded places before the first change, so that restoring does not make a name
+    /// Records the guarded paths before the first change, so that restoring does not make a name
     /// guarded that was not before.
     fn note_guarded(&self, undo: &WorkspaceRecorder) -> CallResult<()> {
         if undo.recorder.borrow().has_surveyed() {

@@ -1,5 +1,5 @@
-//! A deed is a system call that was read: every path is resolved to held objects, every argument is
-//! copied, the mode is masked. A deed can be carried out now, or held while an approver is asked
+//! A brokered call is a system call that was read: every path is resolved to held objects, every argument is
+//! copied, the mode is masked. A brokered call can be carried out now, or held while an approver is asked
 //! and carried out later, with the powers of that time. The broker reads nothing of the caller again.
 
 use std::ffi::CString;
@@ -86,7 +86,7 @@ pub(super) enum ObjectChange {
 }
 
 impl BrokeredCall {
-    /// Returns the names that the deed acts on.
+    /// Returns the names that the call acts on.
     pub fn resolved_names(&self) -> impl Iterator<Item = &ResolvedName> {
         let (one, other) = match self {
             Self::Open { resolved, .. }
@@ -103,8 +103,8 @@ impl BrokeredCall {
         one.into_iter().chain(other)
     }
 
-    /// Returns the object that the deed changes, or gives another name by which it can be changed;
-    /// not the objects of its places.
+    /// Returns the object that the call changes, or gives another name by which it can be changed;
+    /// not the objects of its names.
     pub fn changed_object(&self) -> Option<&ResolvedObject> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
@@ -113,12 +113,12 @@ impl BrokeredCall {
         }
     }
 
-    /// Returns whether the deed may change the objects of its names, and not only the names.
+    /// Returns whether the call may change the objects of its names, and not only the names.
     pub fn may_change_objects(&self) -> bool {
         !matches!(self, Self::Remove { .. })
     }
 
-    /// Returns the object that the deed holds.
+    /// Returns the object that the call holds.
     pub fn held_object(&self) -> Option<&ResolvedObject> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
@@ -132,7 +132,7 @@ impl BrokeredCall {
 }
 
 impl BrokerService {
-    /// Decides on a deed with the current powers and carries it out. `id` is the notification that
+    /// Decides on a call with the current powers and carries it out. `id` is the notification that
     /// another thread would answer.
     pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> CallResult {
         self.prepare_stage(broker_call)?;

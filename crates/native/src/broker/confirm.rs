@@ -271,7 +271,7 @@ impl BrokerService {
         Ok(())
     }
 
-    /// Surveys a place of the host in the host's view, because the host's programs read it there: a
+    /// Surveys a path of the host in the host's view, because the host's programs read it there: a
     /// run may see another `/tmp`, and no hidden paths.
     fn complete_surveys(&self, surveys: &mut RunSurveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
         let (host, own) = (RootView::new(host), RootView::new(own).without_hidden(self.powers.hidden.paths()));
@@ -291,7 +291,7 @@ impl BrokerService {
     }
 
     /// Refuses to remove a part without which a directory with settings is no repository. Does not
-    /// apply to parts that are judged by their names.
+    /// apply to parts that are checked by their names.
     pub(super) fn permit_unmaking(&self, path: &[u8], operation: DeniedOperation) -> CallResult<()> {
         if operation == DeniedOperation::Remove && self.powers.is_known_part(path) {
             return Ok(());

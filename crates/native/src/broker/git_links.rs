@@ -1,4 +1,4 @@
-//! Symbolic links that would lead git to a place other than the judged one. A `.git` file names a
+//! Symbolic links that would lead git to a path other than the checked one. A `.git` file names a
 //! path, and a link on that path leads to another repository. A remote's address names a path, and
 //! a link leads to files that the run may not read. The check runs before a link is made or a
 //! directory is moved. The check runs again afterwards on the actual state, because another run may
@@ -64,7 +64,7 @@ impl BrokerService {
             let may_be_directory = there != ObjectPresence::Nothing
                 && matches!(there, ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown);
             let is_private = self.powers.in_private_tree(&end);
-            // Nothing is judged in a private tree, and the user sees that tree too while the run lasts.
+            // Nothing is checked in a private tree, and the user sees that tree too while the run lasts.
             let known = missing.as_deref().map_or(&end[..], parent_path);
             let is_on_host = || self.level != IsolationLevel::Full || RootView::new(host.as_fd()).shows_as(own, known);
             if is_private && (may_be_directory || there == ObjectPresence::Nothing) && is_on_host() {
@@ -112,20 +112,20 @@ impl BrokerService {
     }
 
     /// Returns whether no link of a run may lead to `resolved`: it is hidden, private (where nothing
-    /// is judged), or open in a process.
+    /// is checked), or open in a process.
     fn is_closed(&self, resolved: &[u8]) -> bool {
         self.powers.hidden_refusal(resolved).is_some()
             || self.powers.in_private_tree(resolved)
             || is_in_process(resolved)
     }
 
-    /// Returns whether a link to `end` could be a part of the way to such a place.
+    /// Returns whether a link to `end` could be a part of the way to such a path.
     fn is_above_closed(&self, end: &[u8]) -> bool {
         let is_above = |closed: &[u8]| end == b"/" || is_at_or_beneath(end, closed);
         self.powers.hidden.paths().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
     }
 
-    /// Returns whether an existing dangling link passes over `new`, and would lead to such a place
+    /// Returns whether an existing dangling link passes over `new`, and would lead to such a path
     /// if `new` led to `end`.
     fn completes_link(&self, view: RootView<'_>, (new, end): (&[u8], &[u8])) -> bool {
         let passes = |link: &[u8]| {
@@ -172,9 +172,9 @@ impl BrokerService {
         Ok(())
     }
 
-    /// Returns whether the run may read everything that git would fetch from a remote's place, now
+    /// Returns whether the run may read everything that git would fetch from the path of a remote, now
     /// and later. A text or a `.git` file written there afterwards could lead elsewhere. The
-    /// content there must also be judged, because a push runs the hooks of such a repository.
+    /// content there must also be checked, because a push runs the hooks of such a repository.
     pub(super) fn may_fetch(&self, resolved: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };
@@ -182,9 +182,9 @@ impl BrokerService {
         REPOSITORY_SUFFIXES.iter().all(|end| self.may_fetch_from(views, &[resolved, end].concat(), end.is_empty()))
     }
 
-    /// Returns whether `.gitmodules` may name the place: as [`may_fetch`](Self::may_fetch), and if
+    /// Returns whether `.gitmodules` may name the path: as [`may_fetch`](Self::may_fetch), and if
     /// nothing is there, in the run and on the host. Git takes a relative address from that of the
-    /// repository's remote, so the place is mostly a guess, and the file is shown in every review.
+    /// repository's remote, so the path is mostly a guess, and the file is shown in every review.
     pub(super) fn may_name_module(&self, resolved: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };

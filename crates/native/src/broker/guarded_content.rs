@@ -1,6 +1,6 @@
 //! Names that are guarded by their content: settings of git, its index, the steps of a rebase. Git
 //! writes a new file beside the old one and renames it. At the rename the content is read once and
-//! judged. A file that the broker wrote from those very bytes gets the name; no other process has a
+//! checked. A file that the broker wrote from those very bytes gets the name; no other process has a
 //! name or a descriptor of it.
 //!
 //! Content that carries code is refused, or an approver is asked. Without an approval the code is
@@ -32,7 +32,7 @@ use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::guards::{git_index, git_texts, project_allow_list};
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
-/// Returns the longest content that is judged; longer content is refused.
+/// Returns the longest content that is checked; longer content is refused.
 pub(super) fn max_bytes(content_kind: GuardedContent) -> u64 {
     if content_kind == GuardedContent::Index { 64 << 20 } else { 1 << 20 }
 }
@@ -80,19 +80,19 @@ impl InitialSettings {
 }
 
 impl BrokerService {
-    /// Returns how the content of `path` is judged, if it is.
+    /// Returns how the content of `path` is checked, if it is.
     pub(super) fn guarded_content(&self, path: &[u8]) -> Option<GuardedContent> {
         self.powers.content_rule_at(path).or_else(|| self.bare_part(path)?.guarded_content())
     }
 
-    /// Returns how the content at the new name of a rename is judged, if no grant covers the name.
+    /// Returns how the content at the new name of a rename is checked, if no grant covers the name.
     pub(super) fn find_content_kind(&self, new: &ResolvedName, flags: RenameFlags) -> Option<GuardedContent> {
         let content_kind =
             self.guarded_content(&new.path).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
         self.refuses(DeniedOperation::Rename, &new.path).then_some(content_kind)
     }
 
-    /// Gives the content at `old` the judged name `new`. Content that carries code is refused, or
+    /// Gives the content at `old` the checked name `new`. Content that carries code is refused, or
     /// with `leave_out` written without the code.
     pub(super) fn rename_guarded(
         &self,
@@ -131,7 +131,7 @@ impl BrokerService {
         Ok(CallProgress::ZERO)
     }
 
-    /// Gives a copy of `source` the judged name `new`, like a hard link. libgit2 creates new
+    /// Gives a copy of `source` the checked name `new`, like a hard link. libgit2 creates new
     /// references in this way.
     pub(super) fn link_guarded(&self, source: &ResolvedObject, new: &ResolvedName) -> CallResult {
         let to = &new.path;
@@ -171,7 +171,7 @@ impl BrokerService {
             GuardedContent::Start => simple(git_texts::is_start_of_bisection(text), "a start that is not a name"),
             GuardedContent::Path => {
                 let is_own = text == now || self.is_path_of_work_tree(&new.path, text);
-                simple(is_own, "the place of a work tree that this run may not write")
+                simple(is_own, "the path of a work tree that this run may not write")
             }
             // An empty list is valid for git, which copies each file that the list names.
             GuardedContent::Resolutions if text.is_empty() => Ok(ContentVerdict::Harmless),
@@ -227,7 +227,7 @@ impl BrokerService {
     }
 
     /// Returns whether the settings of the repository in this directory contain a relative address,
-    /// which is another place in each work tree.
+    /// which is another directory in each work tree.
     pub(super) fn has_relative_addresses(&self, repository: &[u8]) -> bool {
         let Some(view) = self.root_view() else { return true };
         let settings = join_name(repository, b"config");
@@ -235,7 +235,7 @@ impl BrokerService {
         text.is_none_or(|text| has_relative_address(&settings, &text))
     }
 
-    /// Checks whether the file at `resolved` may be removed, if it is judged by its content and no
+    /// Checks whether the file at `resolved` may be removed, if it is checked by its content and no
     /// grant covers it. Refuses to remove programs that the user has set for git to run.
     pub(super) fn permit_loss(&self, resolved: &ResolvedName, path: &[u8]) -> CallResult<()> {
         let Some(content_kind @ (GuardedContent::Settings | GuardedContent::Project(_))) =
@@ -270,7 +270,7 @@ impl BrokerService {
         refuse_if(DeniedOperation::Remove, path, refusal)
     }
 
-    /// Gives a new file with the judged `text` the name of `new`, replacing the content `now`.
+    /// Gives a new file with the checked `text` the name of `new`, replacing the content `now`.
     pub(super) fn put_guarded(
         &self,
         new: &NameHandle<'_>,
@@ -340,7 +340,7 @@ impl BrokerService {
         (!is_harmless).then(|| PermissionRefusal::until_write(path, "existing settings or hooks would take effect"))
     }
 
-    /// Carries out the harmless part of a refused call, if that is a judged rename.
+    /// Carries out the harmless part of a refused call, if that is a checked rename.
     pub(super) fn leave_code_out(&self, broker_call: &BrokeredCall) -> Option<CallProgress> {
         let BrokeredCall::Rename { old, new, flags } = broker_call else { return None };
         let content_kind = self.find_content_kind(new, *flags)?;

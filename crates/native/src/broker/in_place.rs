@@ -1,9 +1,9 @@
 //! Git files that are written in place instead of renamed. Some lead git from one directory to
-//! another: `.git` in a work tree or a module, and `commondir`. Others are new files with judged
+//! another: `.git` in a work tree or a module, and `commondir`. Others are new files with checked
 //! content, which a checkout and programs other than git write in place.
 //!
 //! The program receives a file without a name. Before each further call, and at intervals, the
-//! broker checks whether the file still has a writer. Once it has none, its content is judged, and
+//! broker checks whether the file still has a writer. Once it has none, its content is checked, and
 //! a new file that the broker wrote gets the name.
 
 use std::cell::{Cell, RefCell};
@@ -41,7 +41,7 @@ const MAX_UNSETTLED_FILES: usize = 64;
 /// Kind of a file that is written in place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InPlaceKind {
-    /// Judged like the files that git renames.
+    /// Checked like the files that git renames.
     Checked(GuardedContent),
     /// `.git`, as a file.
     WorkTree,
@@ -138,7 +138,7 @@ fn prepare_initial_content(
 }
 
 impl BrokerService {
-    /// Opens a file whose content is judged once it is written. Returns `None` if this file is not
+    /// Opens a file whose content is checked once it is written. Returns `None` if this file is not
     /// written in place.
     pub(super) fn open_in_place(
         &self,
@@ -187,7 +187,7 @@ impl BrokerService {
         }
     }
 
-    /// Moves the files without a writer to their places.
+    /// Moves the files without a writer to their names.
     pub(super) fn settle_in_place(&self) {
         self.settle_files(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
     }
@@ -217,7 +217,7 @@ impl BrokerService {
         }
     }
 
-    /// Puts judged content in its place, without the parts that carry code.
+    /// Puts checked content in its place, without the parts that carry code.
     fn settle_guarded(&self, file: &InPlaceFile, content_kind: GuardedContent) -> CallResult<()> {
         let (resolved, path) = (&file.resolved, &file.resolved.path);
         let max_bytes = max_bytes(content_kind);
@@ -291,7 +291,7 @@ impl BrokerService {
             let _ = name.unlink(AtFlags::empty());
             return Err(failure);
         }
-        // The content was judged for this place only.
+        // The content was checked for this path only.
         self.surveys.borrow_mut().pin_file(path);
         Ok(())
     }
@@ -325,7 +325,7 @@ impl BrokerService {
         if beneath.starts_with(b"/modules/") && !self.may_lead_from(&target, top)? {
             return Ok(false);
         }
-        // Git itself does not change the place that an existing file names.
+        // Git itself does not change the path that an existing file names.
         if let Ok(there) = resolved.open_nofollow()
             && read_content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
         {

@@ -1,6 +1,6 @@
-//! Puts files in guarded places. A file that gets a guarded name by a grant is a new file that the
+//! Puts files in guarded paths. A file that gets a guarded name by a grant is a new file that the
 //! broker wrote with the same content. The original may have another name or be open elsewhere, and
-//! later writes to it would change the guarded place without a grant.
+//! later writes to it would change the guarded path without a grant.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -33,7 +33,7 @@ impl BrokerService {
             && (self.is_guarded(one) || self.is_guarded(other))
     }
 
-    /// Returns whether a rename would bring an object into a guarded place.
+    /// Returns whether a rename would bring an object into a guarded path.
     pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> CallResult<bool> {
         if !self.is_across_guards(from, to) {
             return Ok(false);
@@ -44,7 +44,7 @@ impl BrokerService {
         Ok(self.is_guarded(to))
     }
 
-    /// Puts a copy of the file at `old` in the place of `new` and removes `old`. A directory fails
+    /// Puts a copy of the file at `old` at the name `new` and removes `old`. A directory fails
     /// with EXDEV: programs then copy its files one by one.
     pub(super) fn install_copy(&self, old: &ResolvedName, new: &ResolvedName, flags: RenameFlags) -> CallResult<()> {
         let held = old.open_nofollow()?;

@@ -27,8 +27,8 @@
 //! | `connects`, `requests` | outgoing connections, and requests to the egress proxy |
 //! | `confirm` | checks a name again after it was made |
 //! | `file_size_limit` | file size limits for files that were large before the run |
-//! | `install` | puts files in guarded places |
-//! | `in_place` | git files that are written in place, and judged once written |
+//! | `install` | puts files in guarded paths |
+//! | `in_place` | git files that are written in place, and checked once written |
 //! | `harmless_denials` | refused calls after which git can go on |
 //! | `guarded_content` | files that are guarded by their content |
 //!
@@ -282,7 +282,7 @@ struct ServiceInputs {
 }
 
 impl PreparedBroker {
-    /// Returns the judge for requests to the egress proxy.
+    /// Returns the policy check for requests to the egress proxy.
     pub(crate) fn egress_policy(&self) -> BrokerEgressPolicy {
         BrokerEgressPolicy::new(self.answers.clone(), self.reach.clone())
     }

@@ -156,7 +156,7 @@ impl BrokerService {
     }
 
     /// Refuses to make a directory that later runs could not survey, or in which no name could be
-    /// told by its path.
+    /// recognized by its path.
     fn permit_surveyable(&self, path: &[u8], mode: Mode) -> CallResult<()> {
         if path.len() > MAX_DIRECTORY_PATH && !self.powers.in_private_tree(path) {
             let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
@@ -339,7 +339,7 @@ impl BrokerService {
         self.permit_carried(moved, from, to)
     }
 
-    /// Permits only directories at the places of remotes, for the moved object and for its content.
+    /// Permits only directories at the paths of remotes, for the moved object and for its content.
     fn permit_at_addresses(&self, moved: &OwnedFd, kind: FileType, to: &[u8]) -> CallResult<()> {
         if self.powers.in_private_tree(to) {
             return Ok(());
@@ -396,8 +396,8 @@ impl BrokerService {
         self.permit_leading(moved, to)
     }
 
-    /// Refuses to move a directory to `end` if a file in it leads git by its place, because the
-    /// file's content was judged for the old place. Checked each time, as another run may have made
+    /// Refuses to move a directory to `end` if a file in it leads git by its path, because the
+    /// file's content was checked for the old path. Checked each time, as another run may have made
     /// such a file.
     pub(super) fn permit_leading(&self, moved: &OwnedFd, end: &[u8]) -> CallResult<()> {
         if self.powers.in_private_tree(end) || self.powers.is_named(end) {

@@ -14,7 +14,7 @@ use super::holds::QuestionKey;
 use super::service::BrokerService;
 use super::{AnswerSender, BrokerOrder};
 
-/// Judge for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
+/// Policy check for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
 pub(crate) struct BrokerEgressPolicy {
     answers: AnswerSender,
     reach: EgressReach,

@@ -350,7 +350,7 @@ impl BrokerService {
         Ok(step)
     }
 
-    /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
+    /// Runs the pre-write hook for a change in a stage. If it fails, nothing is changed.
     pub fn prepare_stage(&self, call: &BrokeredCall) -> CallResult<()> {
         if self.write_hook.is_none() || matches!(call, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
             return Ok(());

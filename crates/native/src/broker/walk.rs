@@ -137,7 +137,7 @@ impl<'a> PathResolver<'a> {
         Self { caller, root, procfs_scope, links: Cell::new(0), steps: Cell::new(0) }
     }
 
-    /// Returns the place that `path` names. A relative path starts at descriptor `start`
+    /// Returns the name that `path` names. A relative path starts at descriptor `start`
     /// (`AT_FDCWD`: the working directory).
     pub fn resolve_name(&self, start: i32, path: &CStr) -> Result<ResolvedName, Errno> {
         let path = path.to_bytes();
@@ -153,7 +153,7 @@ impl<'a> PathResolver<'a> {
         self.find_at(self.resolve_name(start, path)?, follow)
     }
 
-    /// Returns the object at a place.
+    /// Returns the object at a name.
     pub fn find_at(&self, mut resolved: ResolvedName, follow: bool) -> Result<ResolvedObject, Errno> {
         loop {
             let fd = resolved.open_nofollow()?;
@@ -197,7 +197,7 @@ impl<'a> PathResolver<'a> {
         }
     }
 
-    /// Resolves a path to a place; `start` is `None` for the root.
+    /// Resolves a path to a name; `start` is `None` for the root.
     fn resolved_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<ResolvedName, Errno> {
         let slash = path.ends_with(b"/");
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);

@@ -103,7 +103,7 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
     descriptors::close_all_but(&[0, 1, 2]).map_err(io)?;
     // The parent blocks signals that must end this process.
     fork_signals::reset_for_exec();
-    // An interrupt is meant for the run. Fails if this process already leads a session.
+    // An interrupt is intended for the run. Fails if this process already leads a session.
     let _ = setsid();
     let listener = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(io)?;
     let path = CString::new(home.as_os_str().as_bytes()).map_err(io::Error::other)?;
@@ -142,7 +142,7 @@ fn seccomp_status_of(process: &str) -> io::Result<Vec<String>> {
 
 /// A run that uses layers.
 struct LayerClient {
-    /// The connection of a run that lasts; the pidfd of the init of a run that has ended.
+    /// The connection of a running run; the pidfd of the init of a run that has ended.
     end: OwnedFd,
     has_ended: bool,
 }

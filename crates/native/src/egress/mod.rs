@@ -1,5 +1,5 @@
 //! The egress of a run: the addresses that names were given, the sockets for DNS requests, and the
-//! egress proxy (the "door"). The proxy starts at its first use, so that a run without network use
+//! egress proxy. The proxy starts at its first use, so that a run without network use
 //! has no cost.
 //!
 //! This module must not know rules, questions, or the handling of trapped calls.

@@ -77,7 +77,7 @@ pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
     LayerReport { state: LayerState::Enforced, detail }
 }
 
-/// Returns the variables that name an HTTP proxy which is the only way out, unless the plan sets a
+/// Returns the variables that name an HTTP proxy which is the only path to the network, unless the plan sets a
 /// proxy itself.
 pub fn proxy_variables(plan: &AttemptPlan, at: SocketAddr) -> BTreeMap<String, RawText> {
     let both_cases = |name: &str| [name.to_owned(), name.to_ascii_lowercase()];

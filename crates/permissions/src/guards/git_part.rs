@@ -32,9 +32,9 @@ pub enum GitPathKind {
     Trial,
     /// An inactive hook: its name ends in `.sample`.
     Sample,
-    /// Content that is judged as a whole when it gets its name.
+    /// Content that is checked as a whole when it gets its name.
     Checked(GuardedContent),
-    /// Beneath `refs`: a reference, judged as such, or a directory of references.
+    /// Beneath `refs`: a reference, checked as such, or a directory of references.
     Reference,
     /// `commondir` of another work tree. Only one content is allowed.
     CommonDirectory,
@@ -44,7 +44,7 @@ pub enum GitPathKind {
     Guarded,
 }
 
-/// Content that is judged when it gets its name.
+/// Content that is checked when it gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuardedContent {
     /// `config`, `config.worktree`.
@@ -116,7 +116,7 @@ impl GitPathKind {
         }
     }
 
-    /// Returns how content that gets this name is judged, if it is.
+    /// Returns how content that gets this name is checked, if it is.
     pub fn guarded_content(self) -> Option<GuardedContent> {
         match self {
             Self::Checked(rule) => Some(rule),

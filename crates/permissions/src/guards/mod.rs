@@ -15,7 +15,7 @@
 //! | `git_part` | the meaning of each name in a directory of git's |
 //! | `git_index` | the files that an index names |
 //! | `git_texts` | the names in references and in the steps of a rebase |
-//! | `project_part` | names of project settings that are judged |
+//! | `project_part` | names of project settings that are checked |
 //! | `project_allow_list` | those project settings that are harmless |
 //! | `pointers` | `.git` files that lead to a repository |
 //! | `settings_text` | the text of settings as entries |

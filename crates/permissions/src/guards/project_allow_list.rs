@@ -13,7 +13,7 @@ use super::settings_words::shorten_text;
 /// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
 
-/// Judges the text `new`. `there` are the text when the run first changed the file, and the current
+/// Checks the text `new`. `there` are the text when the run first changed the file, and the current
 /// text; both are empty if there was no file. Only the user may add code.
 pub fn check_project_file(file: ProjectFile, there: [&[u8]; 2], new: &[u8]) -> ContentVerdict {
     if new == there[1] {

@@ -1,5 +1,5 @@
 //! Meaning of the names of a project's settings files, for editors and for tools that run programs
-//! when a directory is merely opened. Decides which of them are judged by their content. Pure.
+//! when a directory is merely opened. Decides which of them are checked by their content. Pure.
 //!
 //! Other names stay guarded.
 
@@ -13,7 +13,7 @@ use crate::powers::prefix_ends;
 pub enum ProjectPathKind {
     /// `.vscode`, which has no effect by itself.
     Directory,
-    /// A file that is judged as a whole.
+    /// A file that is checked as a whole.
     File(ProjectFile),
     /// A temporary file that a program writes before it replaces such a file. No editor reads it.
     Passing,
@@ -88,7 +88,7 @@ impl ProjectPathKind {
     }
 }
 
-/// Returns whether a file of this name is a temporary file for a judged one. Such files are those
+/// Returns whether a file of this name is a temporary file for a checked one. Such files are those
 /// of sed, and those named after the file: `settings.json.tmp.1`, `settings.json.123`.
 fn is_passing(name: &[u8]) -> bool {
     const EDITOR_FILES: [&[u8]; 4] = [b"settings.json", b"tasks.json", b"launch.json", b"extensions.json"];

@@ -40,7 +40,7 @@ pub enum ContentVerdict {
 /// Most settings that are shown.
 const MAX_SHOWN_SETTINGS: usize = 5;
 
-/// The facts by which settings are judged.
+/// The facts by which settings are checked.
 #[derive(Clone, Copy)]
 pub struct SettingsContext<'t> {
     /// The settings when the run first changed them. They decide with which hosts the user
@@ -85,7 +85,7 @@ enum SettingsFault<'s> {
     Whole(String),
 }
 
-/// Judges the text `new`, which is to replace the settings at `path`.
+/// Checks the text `new`, which is to replace the settings at `path`.
 pub fn check_settings(file: SettingsFileKind, path: &[u8], before: SettingsContext<'_>, new: &[u8]) -> ContentVerdict {
     let unreadable = |what: &str| ContentVerdict::Carries { what: what.to_owned(), without: None };
     let Some(known) = ParsedSettings::parse_context(before) else {
@@ -246,11 +246,11 @@ fn is_harmless(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>, fo
     if value.iter().any(u8::is_ascii_control) {
         return false;
     }
-    // These are judged by the user's earlier settings, which are in `config`.
+    // These are checked by the user's earlier settings, which are in `config`.
     let is_beside = last_component(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
         ("branch" | "remote" | "submodule", _) if is_beside => false,
-        // Their destinations are judged together. A new one could override the user's settings for
+        // Their destinations are checked together. A new one could override the user's settings for
         // all repositories.
         ("remote", None) if setting.key == "pushdefault" => is_nick(value) && is_there(setting, known),
         ("branch", Some(_)) if setting.key == "pushremote" => is_nick(value) && is_there(setting, known),

@@ -3,7 +3,7 @@
 //! differently is not read. Pure.
 //!
 //! `settings_text` reads too much rather than too little, to find all paths that a setting could
-//! name. This reader serves to judge a setting.
+//! name. This reader serves to check a setting.
 
 use std::ops::Range;
 

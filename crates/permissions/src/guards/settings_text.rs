@@ -2,7 +2,7 @@
 //! nor the meaning of a key.
 //!
 //! Two readers look for entries, and the result is the union of both: the exact reader of
-//! `settings_reader`, so that no entry that was judged is missing here, and a lenient one for the
+//! `settings_reader`, so that no entry that was checked is missing here, and a lenient one for the
 //! texts that the exact reader refuses.
 
 use std::collections::HashSet;

@@ -328,7 +328,7 @@ impl<'a> TreeSurvey<'a> {
             && let Ok(stat) = self.view.stat_path(directory)
         {
             self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
-            // The content of a `.git` directory is judged by its name.
+            // The content of a `.git` directory is checked by its name.
             let is_in_git = directory.split(|b| *b == b'/').any(|part| fold_name(part).as_ref() == b".git");
             if state.is_repository() && !is_in_git {
                 self.found.bare.insert(directory.to_vec());

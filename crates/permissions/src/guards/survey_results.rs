@@ -172,7 +172,7 @@ impl RunSurveys {
             |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
         self.found_paths()
             .any(|guarded_paths| guarded_paths.addresses.iter().any(leads_here))
-            .then(|| PermissionRefusal::until_write(path, "the place of a remote, from which git fetches"))
+            .then(|| PermissionRefusal::until_write(path, "the path of a remote, from which git fetches"))
     }
 
     /// Guards the parts of a `workspace` that is itself a repository.

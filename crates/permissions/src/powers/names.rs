@@ -1,4 +1,4 @@
-//! Classification of names: guarded, judged by content, or known to be harmless.
+//! Classification of names: guarded, checked by content, or known to be harmless.
 
 use stockade_model::{DeniedOperation, NameList};
 
@@ -12,7 +12,7 @@ use crate::guards::project_part::{ProjectPathKind, is_in_dependencies};
 const SETTINGS_DIRECTORIES: NameList = NameList::new(include_str!("../../knowledge/settings_directories.txt"));
 
 impl AttemptPermissions {
-    /// Returns the kind of `path` in the directory of a repository, the parts of which are judged
+    /// Returns the kind of `path` in the directory of a repository, the parts of which are checked
     /// by name and content. Returns `None` if it is guarded or free like any other name.
     pub fn git_part(&self, path: &[u8]) -> Option<GitPathKind> {
         if !self.checks_content_at(path) {
@@ -23,7 +23,7 @@ impl AttemptPermissions {
         (self.names.find_match(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
     }
 
-    /// Returns how content that gets the name `path` is judged, if it is.
+    /// Returns how content that gets the name `path` is checked, if it is.
     pub fn content_rule_at(&self, path: &[u8]) -> Option<GuardedContent> {
         if let Some(part) = self.git_part(path) {
             return part.guarded_content();
@@ -66,7 +66,7 @@ impl AttemptPermissions {
         prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.find_match(&path[..at]).is_some())
     }
 
-    /// Returns whether `path` is a file of a project's settings that is judged by its content.
+    /// Returns whether `path` is a file of a project's settings that is checked by its content.
     pub fn is_project_settings(&self, path: &[u8]) -> bool {
         matches!(self.project_part(path), Some(ProjectPathKind::File(_)))
     }
@@ -119,7 +119,7 @@ impl AttemptPermissions {
             Some(part) => part.allows_operation(operation),
             None => match self.project_part(path) {
                 Some(part) => part.allows_operation(operation),
-                // As for judged content in the directory of a repository.
+                // As for checked content in the directory of a repository.
                 None => operation == DeniedOperation::Remove && self.content_rule_at(path).is_some(),
             },
         }

@@ -1,6 +1,6 @@
 //! Converts rules of Claude Code about files to Stockade rules and to powers of profile `workspace`.
 //!
-//! A Stockade rule judges acts of tools and the text of a command line. The profile controls the files of a
+//! A Stockade rule decides on acts of tools and the text of a command line. The profile controls the files of a
 //! running command: `hide` and `protect` apply there, and take no patterns. A part that neither can express
 //! is noted as lost.
 

@@ -282,6 +282,6 @@ fn classify_listed(classifier: &mut Classifier, value: &ExpandedArgument) {
 pub(super) fn report_secret_search(classifier: &mut Classifier, value: &ExpandedArgument) {
     let hunting = classifier.absolute_path(value).is_some_and(|path| paths::holds_secrets(&path, classifier.context));
     if hunting {
-        classifier.record_ask("searches-secrets", "Searches a place that holds secrets.", value.span);
+        classifier.record_ask("searches-secrets", "Searches a directory that holds secrets.", value.span);
     }
 }

@@ -51,7 +51,7 @@ pub enum UndoConflict {
     #[error("the run moved the original, which does not exist any more")]
     Lost,
     /// The original still exists under another name, by which other runs may have changed it.
-    #[error("the run moved the original to a place where other runs could change it")]
+    #[error("the run moved the original to a path where other runs could change it")]
     Unproven,
     /// The path would be newly guarded, that is, executed or used as configuration.
     #[error("it would be executed or used as configuration there now, and was not before the run: {0}")]

@@ -103,7 +103,7 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals
 /// [`CliError`] if a command failed.
 pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), CliError> {
     let opened = open_sandbox(lifecycle, id)?;
-    let done = run_steps(&opened, commands, &[], "the person who wanted it told", None);
+    let done = run_steps(&opened, commands, &[], "the user who requested the notification", None);
     lifecycle.leave_sandbox(opened)?;
     done
 }

@@ -39,7 +39,7 @@ impl SandboxNotifier {
         telling.retain(|thread| !thread.is_finished());
         let source = Arc::clone(&self.source);
         let begun = (telling.len() < MAX_NOTIFY_THREADS).then(|| {
-            thread::Builder::new().name("herald".to_owned()).spawn(move || {
+            thread::Builder::new().name("notifier".to_owned()).spawn(move || {
                 if let Err(error) = deliver_notification(&source.0, &source.1, what, why) {
                     tracing::warn!(%error, "a notification about the sandbox was not sent");
                 }
