@@ -5,6 +5,8 @@
 
 mod documents;
 mod module_cycles;
+mod walks;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What every target of the judge holds to: an answer in time, whose tier is that
+//! What every target of the classifier holds to: an answer in time, whose tier is that
 //! of its findings, whose findings point into the text.
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use stockade_model::{Assessment, RawText, Tier};
 use stockade_shell::CommandContext;
 
-/// Longest answer, in processor time: a busy machine is no fault of the judge.
+/// Longest answer, in processor time: a busy machine is no fault of the classifier.
 /// Five times the bound of a release build, since what counts its branches is that
 /// much slower: a line that took 63 ms here took less than 10 there.
 const TIME_BOUND: Duration = Duration::from_millis(250);
@@ -28,23 +28,23 @@ fn spent() -> Duration {
 }
 
 /// Judges once and holds the answer to what must be true of every answer.
-pub fn hold(length: usize, judge: impl Fn() -> Assessment) -> Tier {
+pub fn hold(length: usize, classify: impl Fn() -> Assessment) -> Tier {
     let start = spent();
-    let told = judge();
+    let assessment = classify();
     let took = spent() - start;
     // Once may be a page fault; twice is the text.
     if took > TIME_BOUND {
         let again = spent();
-        judge();
+        classify();
         let again = spent() - again;
         assert!(again <= TIME_BOUND, "took {took:?} and {again:?}");
     }
-    let strictest = told.findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
-    assert_eq!(told.tier, strictest);
-    for finding in &told.findings {
+    let strictest = assessment.findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
+    assert_eq!(assessment.tier, strictest);
+    for finding in &assessment.findings {
         if let Some(span) = finding.span {
             assert!(span.start <= span.end && span.end <= length.max(1), "{finding:?} beyond {length}");
         }
     }
-    told.tier
+    assessment.tier
 }

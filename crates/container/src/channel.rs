@@ -330,13 +330,13 @@ impl LauncherStreams {
                     Some(Err(error)) if !error.is_io() => return Err(channel_error(error)),
                     Some(Err(_)) | None => break,
                 },
-                Some(served) = tasks.join_next() => demand_no_violation(served)?,
+                Some(served) = tasks.join_next() => require_no_violation(served)?,
             }
         }
         drop(self);
         let mut result = Ok(());
         while let Some(served) = tasks.join_next().await {
-            result = result.and(demand_no_violation(served));
+            result = result.and(require_no_violation(served));
         }
         result
     }
@@ -380,7 +380,7 @@ impl LauncherStreams {
 }
 
 /// Passes on violations of the protocol: any other failure is the end of that stream alone.
-fn demand_no_violation(served: Result<io::Result<()>, JoinError>) -> io::Result<()> {
+fn require_no_violation(served: Result<io::Result<()>, JoinError>) -> io::Result<()> {
     served
         .unwrap_or(Ok(()))
         .or_else(|error| if error.kind() == io::ErrorKind::InvalidData { Err(error) } else { Ok(()) })

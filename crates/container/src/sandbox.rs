@@ -235,7 +235,7 @@ impl ContainerSandboxes {
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
         let mut backend = self.verified_backend(connected, plan, (user, brought), &found)?;
-        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_mounts(&found));
         let reached = backend.look_inside(plan, &expected)?;
         Ok((backend, reached))
     }
@@ -363,7 +363,7 @@ impl SandboxProvider for ContainerSandboxes {
         let brought = HostFileSet { settings: &self.settings, placed: &placed, image: &facts };
         let mut backend = self.verified_backend(&connected, plan, (user, brought), &found)?;
         sessions::require_own(&connected.client, user, &found)?;
-        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_places(&found));
+        let expected = ExpectedMounts::new(self.kind, shared.objects, verification::read_only_mounts(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
         backend.recheck_container(plan, &expected, is_paused)?;
         Ok(Box::new(ContainerSandbox::watch_started(plan, backend, events)))

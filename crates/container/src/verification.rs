@@ -169,7 +169,7 @@ fn require_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPo
 }
 
 /// Returns the paths of Stockade's files in a checked container.
-pub(crate) fn read_only_places(found: &ContainerInspectResponse) -> BTreeSet<PathBuf> {
+pub(crate) fn read_only_mounts(found: &ContainerInspectResponse) -> BTreeSet<PathBuf> {
     let mounts = found.mounts.iter().flatten().filter(|mount| mount.rw == Some(false));
     mounts.filter_map(|mount| mount.destination.as_ref().map(PathBuf::from)).collect()
 }

@@ -352,9 +352,9 @@ pub fn user_name() -> Option<String> {
 fn find_shell() -> Result<RawText, PlanError> {
     let found = BASH_PATHS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
     found.ok_or_else(|| {
-        let places = BASH_PATHS.join(", ");
+        let paths = BASH_PATHS.join(", ");
         PlanError::new(format!(
-            "there is no bash in {places}\nhint: install bash, or give the command as words after `--`"
+            "there is no bash in {paths}\nhint: install bash, or give the command as words after `--`"
         ))
     })
 }

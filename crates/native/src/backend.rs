@@ -126,9 +126,10 @@ impl NativeBackend {
         streams: &OutputPipes,
     ) -> Result<(Option<CacheLease>, LaunchOptions, LaunchingSandbox), StartError> {
         let hidden = hidden_there(plan);
-        let mut holder = self.options.layer_server.as_ref();
+        let mut layer_server_program = self.options.layer_server.as_ref();
         loop {
-            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.options.caches.as_deref(), holder);
+            let mut lease =
+                CacheLease::prepare_layers(plan, &hidden, self.options.caches.as_deref(), layer_server_program);
             let mut options = LaunchOptions { hidden: Some(hidden.clone()), ..options() };
             if let Some(lease) = &lease {
                 options.kept.clone_from(&lease.private);
@@ -139,7 +140,7 @@ impl NativeBackend {
             // The layers arrive while the init begins. A stage, however, can be mounted only once.
             let early = if options.overlay.is_none() { Some(begin()?) } else { None };
             let Ok(layers) = lease.as_mut().map(CacheLease::receive_layers).transpose() else {
-                holder = None;
+                layer_server_program = None;
                 continue;
             };
             let launching = early.map_or_else(begin, Ok)?;

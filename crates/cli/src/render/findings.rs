@@ -38,11 +38,11 @@ pub fn format_other_findings(reasons: &[String], findings: &[Finding], text: &Ra
     for found in worth_telling.filter(|found| !reasons.contains(&as_reason(found))) {
         let head = format_head(found);
         match lines.iter_mut().find(|(known, _)| *known == head) {
-            Some((_, places)) => places.push(found),
+            Some((_, positions)) => positions.push(found),
             None => lines.push((head, vec![found])),
         }
     }
-    lines.into_iter().map(|(head, places)| format!("{head}{}", format_parts(places.into_iter(), text))).collect()
+    lines.into_iter().map(|(head, positions)| format!("{head}{}", format_parts(positions.into_iter(), text))).collect()
 }
 
 /// Formats a finding as the decision does.

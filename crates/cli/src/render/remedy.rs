@@ -92,7 +92,7 @@ fn of_one(denial: &Denial, around: RemedyContext<'_>) -> RefusalRemedy {
         // The name is useless for the next run, and the directory is much wider.
         Some(whole) if workspace.starts_with(&whole) && path.extension() != Some(OsStr::new("lock")) => {
             RefusalRemedy::Advice(format!(
-                "the program uses random names in `{}`, around the workspace; choose a place in the workspace for it, or \
+                "the program uses random names in `{}`, around the workspace; choose a path in the workspace for it, or \
                  make what it needs there first",
                 RawText::from(whole.as_path()).to_escaped()
             ))
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn no_name_that_was_made_up_around_the_workspace() {
         let made = [(DeniedOperation::Mkdir, "write /srv/projects/tgt7czTTt")];
-        let advice = "1 x Advice(\"the program uses random names in `/srv/projects`, around the workspace; choose a place \
+        let advice = "1 x Advice(\"the program uses random names in `/srv/projects`, around the workspace; choose a path \
                       in the workspace for it, or make what it needs there first\")";
         check(Path::new("/srv/projects/one"), &made, &[advice]);
         check(Path::new("/srv/other"), &made, &["1 x write /srv/projects"]);

@@ -88,7 +88,7 @@ impl LayerServerProgram {
 
     #[allow(clippy::disallowed_methods, reason = "a program of this project's own, and nothing of a run")]
     fn start_server(&self, listener: OwnedFd, path: &Path) -> io::Result<()> {
-        let mut holder = Command::new(&self.program)
+        let mut layer_server = Command::new(&self.program)
             .arg0(PROCESS_NAME)
             .args(&self.arguments)
             .arg(path)
@@ -99,7 +99,7 @@ impl LayerServerProgram {
             .stderr(Stdio::null())
             .spawn()?;
         // The parent must reap it.
-        thread::Builder::new().name("holder-end".to_owned()).spawn(move || drop(holder.wait())).map(drop)
+        thread::Builder::new().name("holder-end".to_owned()).spawn(move || drop(layer_server.wait())).map(drop)
     }
 }
 

@@ -85,12 +85,12 @@ impl CacheLease {
         plan: &AttemptPlan,
         hidden: &[PathBuf],
         store_directory: Option<&Path>,
-        holder: Option<&LayerServerProgram>,
+        layer_server: Option<&LayerServerProgram>,
     ) -> Option<Self> {
         let store_directory = store_directory
             .filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
-        if let Err(errno) = lease.choose_layers((plan, hidden), store_directory, holder) {
+        if let Err(errno) = lease.choose_layers((plan, hidden), store_directory, layer_server) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             let mut none = Self::default();
             none.tools.failed = failed;
@@ -135,7 +135,7 @@ impl CacheLease {
         &mut self,
         (plan, hidden): (&AttemptPlan, &[PathBuf]),
         store_directory: &Path,
-        holder: Option<&LayerServerProgram>,
+        layer_server: Option<&LayerServerProgram>,
     ) -> Result<(), Errno> {
         let mut modes = debug_span!("look at caches").in_scope(|| choose_modes(plan, true, hidden));
         if modes.iter().all(|(_, mode)| matches!(mode, CacheMode::ReadOnly(_))) {
@@ -152,8 +152,8 @@ impl CacheLease {
         let requests: Vec<LayerRequest> =
             modes.iter().filter_map(|(cache, mode)| layer_request(cache, mode)).take(MAX_MERGED_DIRECTORIES).collect();
         if !requests.is_empty() {
-            self.overlays =
-                debug_span!("ask for layers").in_scope(|| acquire_overlays(home.as_fd(), &path, holder, &requests))?;
+            self.overlays = debug_span!("ask for layers")
+                .in_scope(|| acquire_overlays(home.as_fd(), &path, layer_server, &requests))?;
             if matches!(self.overlays, OverlaySource::Absent) {
                 modes = choose_modes(plan, false, hidden);
             }
@@ -252,11 +252,11 @@ impl CacheLease {
 fn acquire_overlays(
     home: BorrowedFd<'_>,
     path: &Path,
-    holder: Option<&LayerServerProgram>,
+    layer_server: Option<&LayerServerProgram>,
     requests: &[LayerRequest],
 ) -> Result<OverlaySource, Errno> {
-    if let Some(holder) = holder
-        && let Ok(loan) = holder.request_layers(home, path, requests)
+    if let Some(layer_server) = layer_server
+        && let Ok(loan) = layer_server.request_layers(home, path, requests)
     {
         return Ok(OverlaySource::Borrowed(loan));
     }

@@ -114,7 +114,7 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
     let mount_root = mount_overlay_root().map_err(io)?;
     caps::make_opaque().map_err(io)?;
     let seccomp_status = seccomp_status_of("self")?;
-    let mut holder = LayerServer {
+    let mut layer_server = LayerServer {
         listener,
         home,
         set,
@@ -125,7 +125,7 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
         clients: Vec::new(),
         has_unknown_clients: false,
     };
-    Ok(holder.serve_clients().map_err(io)?)
+    Ok(layer_server.serve_clients().map_err(io)?)
 }
 
 /// The seccomp lines of a process's status. A process inside a sandbox has one filter more than

@@ -79,7 +79,7 @@ enum BackupMethod {
 pub struct BackupTree {
     root: PathBuf,
     workspace: OwnedFd,
-    aside: OwnedFd,
+    tree: OwnedFd,
     making: OwnedFd,
     notes: LineWriter,
     backup_method: HashMap<PathBuf, BackupMethod>,
@@ -100,14 +100,14 @@ impl BackupTree {
             let why = "it is on another filesystem than the stages; level restricted needs the same one";
             return Err(StageError::Unfit(PathError::from_reason(path, why)));
         }
-        let aside = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;
+        let tree = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;
         let making =
             make_private(stage.directory.as_fd(), TEMPORARY_DIRECTORY).at_path(Path::new(TEMPORARY_DIRECTORY))?;
         let notes = open_notes(stage)?;
         let mut new = Self {
             root: path.to_owned(),
             workspace,
-            aside,
+            tree,
             making,
             notes,
             backup_method: HashMap::new(),
@@ -165,7 +165,7 @@ impl BackupTree {
     /// directory cannot be reached, or if the run made it, because its entries need no backup.
     fn back_up_parents(&mut self, path: &Path) -> Result<Option<(TreeObject, OwnedFd)>, PathError> {
         let mut here = TreeObject::duplicate(&self.workspace).at_path(path)?;
-        let mut into = rustix::io::fcntl_dupfd_cloexec(&self.aside, 3).at_path(path)?;
+        let mut into = rustix::io::fcntl_dupfd_cloexec(&self.tree, 3).at_path(path)?;
         let mut prefix = PathBuf::new();
         for name in path {
             prefix.push(name);
