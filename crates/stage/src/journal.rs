@@ -33,6 +33,7 @@ pub(super) enum CommitAreaLocation {
 /// A decided commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StageJournal {
+    #[serde(alias = "depot")]
     pub commit_area: CommitAreaLocation,
     /// Start of the conflict check, by the clock of file times.
     pub checked: FileTime,

@@ -165,7 +165,7 @@ fn a_journal_of_any_steps_reaches_nothing_outside() {
     play(journals, |(steps, settled, is_all, name)| {
         let cut_off = CutOff::new();
         let steps: Vec<Value> = steps.into_iter().map(|choice| step(&cut_off, choice)).collect();
-        let journal = json!({"depot": "stage", "checked": {"seconds": 9_999_999_999_i64, "nanoseconds": 0},
+        let journal = json!({"commit_area": "stage", "checked": {"seconds": 9_999_999_999_i64, "nanoseconds": 0},
                              "steps": steps, "settled": [settled], "is_all": is_all});
         let (finished, failed) = done.get();
         match cut_off.recover(name, journal.to_string().as_bytes()) {

@@ -102,7 +102,9 @@ pub(super) enum JournalLine {
     /// Names at the end of the run in a directory that the run made or filled. `None` if they are
     /// unknown.
     Made { device: u64, inode: u64, inner: Option<Vec<CreatedName>> },
-    /// Another attempt of the same run begins, so an earlier `End` is void.
+    /// Another attempt of the same run begins, so an earlier `End` is void. Earlier versions wrote
+    /// `again`.
+    #[serde(alias = "again")]
     Repeat,
     /// The run has ended. Later changes do not belong to it.
     End { at: FileTime },
