@@ -1,8 +1,7 @@
 //! The native backend: connects launch, broker and captured output to the engine.
 //!
-//! Two threads serve an attempt: the broker, and the monitor of the run. Neither of
-//! them waits for the user. This module must not know rules, requests for approval or the audit
-//! log.
+//! Two threads serve an attempt: the broker, and the monitor of the run. Neither of them waits for
+//! the user. This module must not know rules, requests for approval or the audit log.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
