@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::SendFlags;
@@ -32,6 +32,10 @@ const HEADER_BYTES: usize = 4;
 /// Longest request and longest message of an attempt, in bytes: two outputs of 16 MiB with every
 /// byte escaped are shorter.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
+/// Longest request of a client, in bytes: the longest command line and environment, escaped.
+const MAX_REQUEST_BYTES: usize = 32 << 20;
+/// Slowest other side that is accepted for a long message.
+const MIN_BYTES_PER_SECOND: u64 = 1 << 20;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -85,14 +89,22 @@ impl Channel {
         Ok(fd_passing::send_message(self.stream.as_fd(), &[PROTOCOL_VERSION], &all)?)
     }
 
-    /// Receives a request with its descriptors; `None` if the other side is gone. Waits for
-    /// `timeout` at most.
+    /// Receives an order of the creator of this process, with its descriptors; `None` if the creator
+    /// is gone. Waits for `timeout` at most.
     ///
     /// # Errors
     /// [`io::Error`] if none arrives in time, or if it is malformed or of another version.
-    pub fn receive_request<T: DeserializeOwned>(
+    pub fn receive_order<T: DeserializeOwned>(
         &self,
         timeout: Option<Duration>,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        self.receive_request(timeout, MAX_MESSAGE_BYTES)
+    }
+
+    fn receive_request<T: DeserializeOwned>(
+        &self,
+        timeout: Option<Duration>,
+        limit: usize,
     ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.stream.set_read_timeout(timeout)?;
         let mut version = [0];
@@ -104,7 +116,7 @@ impl Channel {
         let mut descriptors = received.descriptors.into_iter().flatten();
         match descriptors.next() {
             Some(file) if version == [PROTOCOL_VERSION] => {
-                Ok(Some((parse_file(File::from(file))?, descriptors.collect())))
+                Ok(Some((parse_file(File::from(file), limit)?, descriptors.collect())))
             }
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the request is of another version of Stockade")),
         }
@@ -113,9 +125,9 @@ impl Channel {
     /// Receives the request of a client, and refuses one that is malformed or of another version.
     ///
     /// # Errors
-    /// [`io::Error`] as for [`receive_request`](Self::receive_request).
+    /// [`io::Error`] if none arrives in time, or if it is too long, malformed or of another version.
     pub fn accept_request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
-        self.receive_request(Some(REQUEST_TIMEOUT)).inspect_err(|error| {
+        self.receive_request(Some(REQUEST_TIMEOUT), MAX_REQUEST_BYTES).inspect_err(|error| {
             // A client that is gone needs no reply.
             let _ = self.send(&Reply::<()>::Err(Refusal::because(error.to_string())));
         })
@@ -190,9 +202,9 @@ impl AttemptChannel for Channel {
     }
 }
 
-fn parse_file<T: DeserializeOwned>(file: File) -> io::Result<T> {
+fn parse_file<T: DeserializeOwned>(file: File, limit: usize) -> io::Result<T> {
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-    if length > MAX_MESSAGE_BYTES {
+    if length > limit {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let mut text = vec![0; length];
@@ -200,9 +212,14 @@ fn parse_file<T: DeserializeOwned>(file: File) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Sends all bytes without SIGPIPE, which would kill a process whose peer has ended.
+/// Sends all bytes without SIGPIPE, which would kill a process whose peer has ended. A side that
+/// reads too slowly is an error, because other clients wait meanwhile.
 fn send_all(stream: &UnixStream, mut rest: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + SEND_TIMEOUT + Duration::from_secs(rest.len() as u64 / MIN_BYTES_PER_SECOND);
     while !rest.is_empty() {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         match rustix::net::send(stream, rest, SendFlags::NOSIGNAL) {
             Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
             Err(Errno::INTR) => {}
@@ -229,6 +246,16 @@ mod tests {
         one.fall_silent();
         assert_eq!(one.receive::<String>(7).unwrap().unwrap(), "heard");
         assert_eq!(reader.join().unwrap(), all);
+    }
+
+    #[test]
+    fn a_request_of_a_client_is_bounded_before_it_is_read() {
+        let (one, other) = Channel::pair().unwrap();
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(MAX_REQUEST_BYTES as u64 + 1).unwrap();
+        fd_passing::send_message(one.stream.as_fd(), &[PROTOCOL_VERSION], &[file.as_fd()]).unwrap();
+        assert_eq!(other.accept_request().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert!(one.receive_within::<Reply<()>>(REQUEST_TIMEOUT).unwrap().unwrap().is_err());
     }
 
     #[test]
@@ -259,20 +286,20 @@ mod tests {
         let (ours, theirs) = Channel::pair().unwrap();
         let long = "x".repeat(1 << 20);
         ours.send_request(&long, &[theirs.stream().as_fd(), theirs.stream().as_fd()]).unwrap();
-        let (request, along) = theirs.receive_request::<String>(Some(SEND_TIMEOUT)).unwrap().unwrap();
+        let (request, along) = theirs.receive_order::<String>(Some(SEND_TIMEOUT)).unwrap().unwrap();
         assert_eq!((request, along.len()), (long, 2));
         for bytes in [&[PROTOCOL_VERSION][..], b"x"] {
             let (ours, theirs) = Channel::pair().unwrap();
             fd_passing::send_message(ours.stream().as_fd(), bytes, &[]).unwrap();
-            assert!(theirs.receive_request::<String>(None).is_err(), "{bytes:?}");
+            assert!(theirs.receive_order::<String>(None).is_err(), "{bytes:?}");
         }
         let (ours, theirs) = Channel::pair().unwrap();
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         for bytes in [[PROTOCOL_VERSION], [PROTOCOL_VERSION + 1]] {
             fd_passing::send_message(ours.stream().as_fd(), &bytes, &[other.as_fd()]).unwrap();
-            assert!(theirs.receive_request::<String>(None).is_err(), "{bytes:?}");
+            assert!(theirs.receive_order::<String>(None).is_err(), "{bytes:?}");
         }
         drop(ours);
-        assert!(theirs.receive_request::<String>(None).unwrap().is_none());
+        assert!(theirs.receive_order::<String>(None).unwrap().is_none());
     }
 }

@@ -246,7 +246,7 @@ mod tests {
         }));
         let (client, supervisor) = Channel::pair().unwrap();
         client.send_request(&request, &[]).unwrap();
-        let (received, along) = supervisor.receive_request::<Request>(None).unwrap().unwrap();
+        let (received, along) = supervisor.receive_order::<Request>(None).unwrap().unwrap();
         assert_eq!((received, along.len()), (request, 0));
     }
 }

@@ -16,6 +16,8 @@ use crate::channel::Channel;
 use crate::listener::Listener;
 use crate::message::{Reply, Request};
 
+/// Delay after a connection that cannot be accepted, because no descriptors are left.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const MAX_CONNECTIONS: usize = 512;
 /// Longest wait between two checks of the loop.
@@ -106,8 +108,11 @@ impl Supervisor {
                 let Some(interval) = next_check_delay() else { break };
                 check_at = Instant::now() + interval.min(MAX_LIFETIME_INTERVAL);
             }
-            while let Ok(Some(client)) = self.listener.accept_client() {
-                self.serve_client(client);
+            match self.listener.accept_client() {
+                Ok(Some(client)) => self.serve_client(client),
+                Ok(None) => {}
+                // The connection stays in the queue, so the next check would come at once.
+                Err(_) => thread::sleep(ACCEPT_RETRY_DELAY),
             }
         }
         let Self { listener, end, busy, idle, .. } = self;

@@ -65,7 +65,7 @@ fn wait_and_run(orders: Channel, mut notes: WorkerNotes, stages: Option<PathBuf>
     let prewarmed_init = PrewarmedInit::start().ok();
     notes.send(WorkerNote::Ready)?;
     // No time-out: this process is killed when the helper exits.
-    let Some((order, along)) = orders.receive_request::<AttemptOrder>(None)? else { return Ok(()) };
+    let Some((order, along)) = orders.receive_order::<AttemptOrder>(None)? else { return Ok(()) };
     notes.send(WorkerNote::Taken)?;
     drop(orders);
     // The command's streams become standard streams. The connection is for its events.

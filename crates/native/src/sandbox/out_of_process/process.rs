@@ -44,7 +44,7 @@ pub fn run_sandbox_supervisor(
     begin: impl FnOnce(&SandboxId, &Path) -> Result<SupervisorHooks, StartError>,
 ) -> io::Result<()> {
     let creator = leave_creator()?;
-    let order = creator.receive_request::<(SandboxPlan, SettingsVariables)>(Some(REQUEST_TIMEOUT))?;
+    let order = creator.receive_order::<(SandboxPlan, SettingsVariables)>(Some(REQUEST_TIMEOUT))?;
     let ((plan, variables), along) = order.ok_or(io::ErrorKind::InvalidData)?;
     use_settings_variables(variables);
     let [directory] = <[OwnedFd; 1]>::try_from(along).map_err(|_| io::ErrorKind::InvalidData)?;
